@@ -1,0 +1,1 @@
+//! Everything that decides, and nothing that moves bytes.

@@ -1,0 +1,2 @@
+//! The `kv-router` program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! A faithful stand-in for vLLM and SGLang.

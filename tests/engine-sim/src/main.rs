@@ -1,0 +1,2 @@
+//! The `engine-sim` program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Workspace tests, the demo and its load generator.

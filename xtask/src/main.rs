@@ -1,0 +1,2 @@
+//! Automation longer than a line.
+fn main() {}
