@@ -1,1 +1,20 @@
 //! Everything that decides, and nothing that moves bytes.
+//!
+//! This crate turns facts into decisions: token ids into block hashes, engine
+//! event bytes into deltas, deltas into an index of who holds which block, and
+//! all of that into the choice of a target. It has no async, no I/O, no clock,
+//! no environment, no randomness and no logging: `now` and seeds come in as
+//! arguments, results go out as values.
+//!
+//! Read the modules in the order in which a request passes through them:
+//! [`blocks`], [`index`], [`policy`], [`receipts`]; and an engine's events:
+//! [`events`], [`trust`], [`index`].
+
+pub mod blocks;
+pub mod events;
+pub mod ids;
+pub mod index;
+pub mod policy;
+pub mod receipts;
+pub mod trust;
+pub mod units;

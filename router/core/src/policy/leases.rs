@@ -1,0 +1,355 @@
+//! Load: booked by a pick, released exactly once.
+//!
+//! An [`Account`] holds what is booked on one target; a [`Lease`] owns what it
+//! charged and the account it charged, so that a lease which outlives its
+//! worker can neither underflow nor touch the worker's successor. A lease has
+//! two phases: prefill (its uncached tokens queue on the target) until the
+//! first byte, then decode. [`Ledger::select_and_book`] decides and books in one
+//! short critical section, so that two picks at once see each other.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::prefill_speed::PrefillSpeed;
+use super::{Candidate, Decision, Evidence, Load, PickRequest, Settings, decide};
+use crate::blocks::{BlockHash, NamespaceId};
+use crate::ids::Target;
+use crate::index::TierHits;
+use crate::trust::Verdict;
+use crate::units::{BlockSize, Millis, Tokens};
+
+/// What is booked on one target. Shared by its leases; locked for a few
+/// hundred nanoseconds at a time.
+#[derive(Debug, Default)]
+pub struct Account {
+    books: Mutex<Books>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    /// How many leases hold each prompt block.
+    blocks: FxHashMap<(NamespaceId, BlockHash), u32>,
+    /// Tail blocks and blocks of generated tokens.
+    private: u64,
+    queued: Tokens,
+    context: Tokens,
+    requests: u64,
+    booked: u64,
+    released: u64,
+    speed: PrefillSpeed,
+}
+
+/// How many leases an account has seen. `booked − released` is what is in
+/// flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turnover {
+    /// Leases ever booked.
+    pub booked: u64,
+    /// Leases ever released.
+    pub released: u64,
+}
+
+/// What a pick booked, until it is dropped.
+#[must_use = "dropping a lease releases it at once"]
+#[derive(Debug)]
+pub struct Lease {
+    account: Arc<Account>,
+    namespace: NamespaceId,
+    blocks: Arc<[BlockHash]>,
+    size: BlockSize,
+    prompt: Tokens,
+    /// Zero once the first byte has come.
+    queued: Tokens,
+    uncached: Tokens,
+    generated: Tokens,
+    private: u64,
+}
+
+/// One target as it stands before selection: everything but its load.
+#[derive(Clone, Debug)]
+pub struct Prospect {
+    /// The target.
+    pub target: Target,
+    /// What is booked on it.
+    pub account: Arc<Account>,
+    /// Leading blocks that the view claims, before trust.
+    pub claimed: TierHits,
+    /// Leading blocks that count.
+    pub hits: TierHits,
+    /// Where `hits` come from.
+    pub evidence: Evidence,
+    /// What the view is worth.
+    pub trust: Verdict,
+}
+
+/// A decision, its candidates and what it booked.
+#[derive(Debug)]
+pub struct Pick {
+    /// The decision.
+    pub decision: Decision,
+    /// The candidates it was made among, sorted by target.
+    pub candidates: Vec<Candidate>,
+    /// What was booked on the chosen one.
+    pub lease: Lease,
+}
+
+/// Decides and books, one pick at a time.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// The target that round-robin chose last; the lock is the critical section.
+    turn: Mutex<Option<Target>>,
+}
+
+impl Ledger {
+    /// Chooses among `prospects`, in any order, and books the request on the
+    /// chosen one before anybody else can choose. `None` if there are none.
+    pub fn select_and_book(
+        &self,
+        settings: &Settings,
+        request: &PickRequest<'_>,
+        namespace: NamespaceId,
+        blocks: &Arc<[BlockHash]>,
+        mut prospects: Vec<Prospect>,
+    ) -> Option<Pick> {
+        prospects.sort_by(|a, b| a.target.cmp(&b.target));
+        let mut turn = self.turn.lock();
+        let candidates: Vec<Candidate> =
+            prospects.iter().map(|prospect| prospect.candidate(namespace, request.blocks)).collect();
+        let decision = decide(settings, request, &candidates, turn.as_ref())?;
+        let chosen = &candidates[decision.chosen];
+        *turn = Some(chosen.target.clone());
+        let cached = request.size.tokens_in(crate::units::Blocks(chosen.hits.total()));
+        let account = &prospects[decision.chosen].account;
+        let lease =
+            account.book(namespace, Arc::clone(blocks), request.size, request.prompt, request.prompt.uncached(cached));
+        drop(turn);
+        Some(Pick { decision, candidates, lease })
+    }
+}
+
+impl Prospect {
+    fn candidate(&self, namespace: NamespaceId, blocks: &[BlockHash]) -> Candidate {
+        let books = self.account.books.lock();
+        let active = |block: &&BlockHash| books.blocks.contains_key(&(namespace, **block));
+        Candidate {
+            target: self.target.clone(),
+            claimed: self.claimed,
+            hits: self.hits,
+            evidence: self.evidence,
+            trust: self.trust,
+            load: books.load(),
+            // Shared blocks are a prefix: chained hashes are equal only where
+            // everything before them is.
+            shared_active: blocks.iter().take_while(active).count() as u64,
+        }
+    }
+}
+
+impl Account {
+    /// Charges one request: `blocks` shared with others, one private tail block,
+    /// `uncached` tokens of prefill to come.
+    pub fn book(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        blocks: Arc<[BlockHash]>,
+        size: BlockSize,
+        prompt: Tokens,
+        uncached: Tokens,
+    ) -> Lease {
+        let mut books = self.books.lock();
+        for block in blocks.iter() {
+            *books.blocks.entry((namespace, *block)).or_default() += 1;
+        }
+        books.private += 1;
+        books.queued += uncached;
+        books.context += prompt;
+        books.requests += 1;
+        books.booked += 1;
+        drop(books);
+        Lease {
+            account: Arc::clone(self),
+            namespace,
+            blocks,
+            size,
+            prompt,
+            queued: uncached,
+            uncached,
+            generated: Tokens(0),
+            private: 1,
+        }
+    }
+
+    /// What is booked now.
+    pub fn load(&self) -> Load {
+        self.books.lock().load()
+    }
+
+    /// How many leases there have been.
+    pub fn turnover(&self) -> Turnover {
+        let books = self.books.lock();
+        Turnover { booked: books.booked, released: books.released }
+    }
+
+    /// When a prefill of `uncached` tokens that was just booked will have its
+    /// first byte, behind what is queued already; `None` while nothing is
+    /// learned about the target.
+    pub fn prefill_estimate(&self) -> Option<Millis> {
+        let books = self.books.lock();
+        books.speed.time_for(books.queued)
+    }
+}
+
+impl Books {
+    fn load(&self) -> Load {
+        Load {
+            active_blocks: self.blocks.len() as u64 + self.private,
+            queued: self.queued,
+            context: self.context,
+            requests: self.requests,
+        }
+    }
+}
+
+impl Lease {
+    /// The first byte has come after `elapsed`: prefill is over. Later calls
+    /// change nothing.
+    pub fn first_byte(&mut self, elapsed: Option<Millis>) {
+        let queued = std::mem::take(&mut self.queued);
+        let mut books = self.account.books.lock();
+        books.queued = books.queued - queued;
+        if let Some(elapsed) = elapsed.filter(|_| queued.0 > 0) {
+            books.speed.learn(queued, elapsed);
+        }
+    }
+
+    /// `tokens` more have been generated.
+    pub fn generated(&mut self, tokens: Tokens) {
+        let before = self.size.full_blocks(self.generated);
+        self.generated += tokens;
+        let blocks = self.size.full_blocks(self.generated).0 - before.0;
+        self.private += blocks;
+        let mut books = self.account.books.lock();
+        books.context += tokens;
+        books.private += blocks;
+    }
+
+    /// Tokens that the target had to compute, as predicted by the pick.
+    pub const fn uncached(&self) -> Tokens {
+        self.uncached
+    }
+
+    /// When the first byte is to be expected, from now; `None` while nothing is
+    /// learned about the target.
+    pub fn prefill_estimate(&self) -> Option<Millis> {
+        self.account.prefill_estimate()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut books = self.account.books.lock();
+        for block in self.blocks.iter() {
+            let key = (self.namespace, *block);
+            if let Some(count) = books.blocks.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    books.blocks.remove(&key);
+                }
+            }
+        }
+        books.private = books.private.saturating_sub(self.private);
+        books.queued = books.queued - self.queued;
+        books.context = books.context - (self.prompt + self.generated);
+        books.requests = books.requests.saturating_sub(1);
+        books.released += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPACE: NamespaceId = NamespaceId(1);
+
+    fn size() -> BlockSize {
+        BlockSize::new(16).expect("not zero")
+    }
+
+    fn blocks(range: std::ops::Range<u64>) -> Arc<[BlockHash]> {
+        range.map(BlockHash).collect()
+    }
+
+    fn book(account: &Arc<Account>, range: std::ops::Range<u64>, uncached: u64) -> Lease {
+        let prompt = Tokens((range.end - range.start) * 16 + 5);
+        account.book(SPACE, blocks(range), size(), prompt, Tokens(uncached))
+    }
+
+    #[test]
+    fn shared_prefixes_count_once_and_tails_are_private() {
+        let account = Arc::new(Account::default());
+        let one = book(&account, 0..4, 69);
+        let other = book(&account, 0..6, 37);
+        let load = account.load();
+        assert_eq!(load.active_blocks, 6 + 2, "six distinct blocks and two tails");
+        assert_eq!((load.queued, load.context, load.requests), (Tokens(106), Tokens(69 + 101), 2));
+        drop(one);
+        assert_eq!(account.load().active_blocks, 6 + 1, "the other still holds all six");
+        drop(other);
+        assert_eq!(account.load(), Load::default());
+        assert_eq!(account.turnover(), Turnover { booked: 2, released: 2 });
+    }
+
+    #[test]
+    fn the_first_byte_ends_the_queue_once_and_tokens_grow_the_context() {
+        let account = Arc::new(Account::default());
+        let mut lease = book(&account, 0..8, 133);
+        lease.first_byte(Some(Millis(133)));
+        lease.first_byte(Some(Millis(999_999)));
+        assert_eq!(account.load().queued, Tokens(0));
+        for _ in 0..33 {
+            lease.generated(Tokens(1));
+        }
+        let load = account.load();
+        assert_eq!((load.active_blocks, load.context), (8 + 1 + 2, Tokens(133 + 33)));
+        let waiting = book(&account, 0..1, 500);
+        assert_eq!(waiting.prefill_estimate(), Some(Millis(500)), "one token a millisecond, learned once");
+        drop((lease, waiting));
+        assert_eq!(account.load(), Load::default());
+    }
+
+    #[test]
+    fn late_release_spares_the_successor() {
+        let gone = Arc::new(Account::default());
+        let lease = book(&gone, 0..4, 9);
+        let successor = Arc::new(Account::default());
+        let _kept = book(&successor, 0..4, 9);
+        drop(gone);
+        drop(lease);
+        assert_eq!(successor.load().requests, 1);
+    }
+
+    /// The oracle recounts everything from a plain list of live leases.
+    #[test]
+    fn books_agree_with_a_list_of_leases_in_every_order_of_release() {
+        let shapes: [(u64, u64); 4] = [(0, 3), (0, 5), (2, 4), (7, 9)];
+        for order in 0..24u64 {
+            let account = Arc::new(Account::default());
+            let mut live: Vec<(Lease, (u64, u64))> =
+                shapes.iter().map(|(from, to)| (book(&account, *from..*to, to - from), (*from, *to))).collect();
+            let mut order = order;
+            while !live.is_empty() {
+                let expected: std::collections::BTreeSet<u64> = live.iter().flat_map(|(_, (f, t))| *f..*t).collect();
+                let queued: u64 = live.iter().map(|(_, (f, t))| t - f).sum();
+                let load = account.load();
+                assert_eq!(load.active_blocks, (expected.len() + live.len()) as u64);
+                assert_eq!((load.queued.0, load.requests), (queued, live.len() as u64));
+                let count = live.len() as u64;
+                drop(live.remove((order % count) as usize));
+                order /= count;
+            }
+            assert_eq!(account.load(), Load::default());
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Decisions: the worked example, ties, every policy against an oracle.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::leases::{Account, Ledger, Prospect};
+use super::*;
+use crate::blocks::NamespaceId;
+use crate::ids::{Epoch, WorkerId};
+use crate::trust::{Reason, State};
+
+fn target(number: usize) -> Target {
+    Target::new(WorkerId::new(format!("10.0.0.{number}:8000")), 0)
+}
+
+fn exact() -> Verdict {
+    Verdict { state: State::Exact, reason: Reason::Ok, credited: true, epoch: Epoch(1), seq: 1, age: None }
+}
+
+/// A candidate with (hits, active blocks, queued tokens, context tokens).
+fn candidate(number: usize, (hits, active, queued, context): (u64, u64, u64, u64)) -> Candidate {
+    let hits = TierHits { device: hits, ..TierHits::default() };
+    let load =
+        Load { active_blocks: active, queued: Tokens(queued), context: Tokens(context), requests: active.min(1) };
+    let evidence = if hits.total() > 0 { Evidence::View } else { Evidence::Nothing };
+    Candidate { target: target(number), claimed: hits, hits, evidence, trust: exact(), load, shared_active: 0 }
+}
+
+fn candidates(facts: &[(u64, u64, u64, u64)]) -> Vec<Candidate> {
+    facts.iter().enumerate().map(|(number, facts)| candidate(number, *facts)).collect()
+}
+
+fn settings(policy: PolicyKind, weight: f64) -> Settings {
+    Settings { policy, overlap: OverlapWeights { default: weight, ..OverlapWeights::default() }, ..Settings::default() }
+}
+
+fn request<'a>(blocks: &'a [BlockHash], id: &'a str) -> PickRequest<'a> {
+    let size = BlockSize::new(16).expect("not zero");
+    PickRequest { id, role: Role::Mixed, prompt: Tokens(blocks.len() as u64 * 16 + 1), blocks, size }
+}
+
+fn ten_blocks() -> Vec<BlockHash> {
+    (100..110).map(BlockHash).collect()
+}
+
+#[track_caller]
+fn check(why: &str, settings: &Settings, facts: &[(u64, u64, u64, u64)], expected: Option<usize>) {
+    let blocks = ten_blocks();
+    let decision = decide(settings, &request(&blocks, "r"), &candidates(facts), None);
+    assert_eq!(decision.map(|decision| decision.chosen), expected, "{why}");
+}
+
+#[test]
+fn the_worked_example_of_the_published_formula() {
+    let facts = [(8, 6, 0, 0), (0, 1, 0, 0)];
+    let blocks = ten_blocks();
+    let decision =
+        decide(&settings(PolicyKind::KvAware, 1.0), &request(&blocks, "r"), &candidates(&facts), None).expect("two");
+    assert_eq!(decision.terms.iter().map(|terms| terms.cost).collect::<Vec<_>>(), [8.0, 11.0]);
+    check("weight 1: the cache wins", &settings(PolicyKind::KvAware, 1.0), &facts, Some(0));
+    check("weight 0: the load wins", &settings(PolicyKind::KvAware, 0.0), &facts, Some(1));
+}
+
+#[test]
+fn picks_the_cheapest_target() {
+    let default = settings(PolicyKind::CachePlusLoad, 1.0);
+    check("no candidates", &default, &[], None);
+    check("a hit wins over an idle worker", &default, &[(8, 0, 0, 0), (0, 0, 0, 0)], Some(0));
+    check("a long queue outweighs the hit", &default, &[(8, 0, 500, 0), (0, 0, 0, 0)], Some(1));
+    check("decode load outweighs a small hit", &default, &[(1, 0, 0, 400), (0, 0, 0, 0)], Some(1));
+    check("decode load below the hit", &default, &[(1, 0, 0, 300), (0, 0, 0, 0)], Some(0));
+    check("least-load ignores the cache", &settings(PolicyKind::LeastLoad, 1.0), &[(9, 2, 0, 0), (0, 1, 0, 0)], Some(1));
+    let busy_but_cached = [(0, 0, 0, 0), (0, 3, 0, 0), (0, 9, 0, 0)];
+    check("cold prompts go to the idle worker", &default, &busy_but_cached, Some(0));
+}
+
+#[test]
+fn slower_tiers_earn_less() {
+    let blocks = ten_blocks();
+    let mut two = candidates(&[(8, 0, 0, 0), (0, 0, 0, 0)]);
+    two[1].hits = TierHits { device: 0, host: 9, disk: 0 };
+    for policy in [PolicyKind::KvAware, PolicyKind::CachePlusLoad] {
+        let decision = decide(&settings(policy, 1.0), &request(&blocks, "r"), &two, None).expect("two");
+        assert_eq!(decision.chosen, 0, "8 blocks at 1 beat 9 at 0.75 under {policy:?}");
+    }
+}
+
+#[test]
+fn a_sibling_is_not_repelled_by_the_blocks_it_shares() {
+    let blocks = ten_blocks();
+    let mut two = candidates(&[(0, 11, 0, 0), (0, 0, 0, 0)]);
+    two[0].hits = TierHits { device: 9, ..TierHits::default() };
+    two[0].shared_active = 10;
+    let decision = decide(&settings(PolicyKind::KvAware, 1.0), &request(&blocks, "r"), &two, None).expect("two");
+    assert_eq!((decision.chosen, decision.terms[0].cost), (0, 2.0), "one block to do, one tail ahead");
+}
+
+/// Another way to say it: the winner is the one that no other beats in the
+/// lexical order (cost, active blocks).
+#[test]
+fn agrees_with_an_unbeaten_candidate_in_every_small_world() {
+    let values = [(0, 0), (0, 2), (3, 0), (3, 2), (9, 7)];
+    let blocks = ten_blocks();
+    for world in 0..values.len().pow(3) {
+        let facts: Vec<_> = (0..3)
+            .map(|place| values[world / values.len().pow(place) % values.len()])
+            .map(|(hits, active)| (hits, active, 0, 0))
+            .collect();
+        let decision =
+            decide(&settings(PolicyKind::KvAware, 1.0), &request(&blocks, "r"), &candidates(&facts), None).expect("3");
+        let price = |(hits, active, ..): &(u64, u64, u64, u64)| (10 - hits + active, *active);
+        let chosen = price(&facts[decision.chosen]);
+        assert!(facts.iter().all(|other| chosen <= price(other)), "{facts:?} chose {}", decision.chosen);
+    }
+}
+
+#[test]
+fn same_facts_in_any_order_give_the_same_pick() {
+    let blocks: Arc<[BlockHash]> = ten_blocks().into();
+    let settings = settings(PolicyKind::CachePlusLoad, 1.0);
+    let prospects = |order: &[usize]| -> Vec<Prospect> { order.iter().map(|n| prospect(*n)).collect() };
+    let mut picks = Vec::new();
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let pick = Ledger::default()
+            .select_and_book(&settings, &request(&blocks, "r"), NamespaceId(0), &blocks, prospects(&order))
+            .expect("three");
+        picks.push(pick.candidates[pick.decision.chosen].target.clone());
+    }
+    assert!(picks.iter().all(|pick| *pick == picks[0]), "{picks:?}");
+}
+
+fn prospect(number: usize) -> Prospect {
+    Prospect {
+        target: target(number),
+        account: Arc::new(Account::default()),
+        claimed: TierHits::default(),
+        hits: TierHits::default(),
+        evidence: Evidence::Nothing,
+        trust: exact(),
+    }
+}
+
+/// Case C17, G18: on a cold fleet every idle worker gets its share.
+#[test]
+fn cold_prompts_spread_evenly_over_idle_workers() {
+    let mut share: BTreeMap<usize, u32> = BTreeMap::new();
+    for prompt in 0..1_000u64 {
+        let blocks: Vec<BlockHash> = crate::blocks::chain(
+            BlockHash(0),
+            BlockSize::new(16).expect("not zero"),
+            &(0..32).map(|at| (prompt * 32 + at) as u32).collect::<Vec<_>>(),
+        );
+        let decision = decide(
+            &settings(PolicyKind::CachePlusLoad, 1.0),
+            &request(&blocks, "same id"),
+            &candidates(&[(0, 0, 0, 0); 4]),
+            None,
+        )
+        .expect("four");
+        assert_eq!(decision.tie, TieBranch::RendezvousBlock);
+        *share.entry(decision.chosen).or_default() += 1;
+    }
+    assert!(share.values().all(|count| (200..=300).contains(count)), "{share:?}");
+}
+
+/// Case C18: a miss goes to the idle worker, however much the busy one holds.
+#[test]
+fn a_cold_prompt_prefers_the_idle_worker() {
+    for policy in [PolicyKind::CachePlusLoad, PolicyKind::KvAware] {
+        check("idle wins", &settings(policy, 1.0), &[(0, 4, 300, 300), (0, 0, 0, 0)], Some(1));
+    }
+}
+
+/// Case C19: picks at once see each other.
+#[test]
+fn simultaneous_prompts_do_not_herd() {
+    let ledger = Ledger::default();
+    let prospects: Vec<Prospect> = (0..8).map(prospect).collect();
+    let settings = settings(PolicyKind::CachePlusLoad, 1.0);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let (ledger, prospects, sender) = (&ledger, &prospects, sender.clone());
+            scope.spawn(move || {
+                for prompt in 0..25u64 {
+                    let seed = (thread * 25 + prompt) * 1_000_003;
+                    let blocks: Arc<[BlockHash]> = (0..10).map(|at| BlockHash(seed + at)).collect();
+                    let pick = ledger
+                        .select_and_book(&settings, &request(&blocks, "r"), NamespaceId(0), &blocks, prospects.clone())
+                        .expect("eight");
+                    sender.send(pick).expect("the receiver outlives the threads");
+                }
+            });
+        }
+    });
+    drop(sender);
+    let picks: Vec<_> = receiver.iter().collect();
+    let mut share: BTreeMap<usize, u32> = BTreeMap::new();
+    picks.iter().for_each(|pick| *share.entry(pick.decision.chosen).or_default() += 1);
+    assert_eq!(share.values().copied().collect::<Vec<_>>(), [25; 8], "max/mean is 1");
+    drop(picks);
+    assert!(prospects.iter().all(|prospect| prospect.account.load() == Load::default()));
+}
+
+#[test]
+fn round_robin_takes_turns_even_when_the_fleet_changes() {
+    let settings = settings(PolicyKind::RoundRobin, 1.0);
+    let all = candidates(&[(9, 0, 0, 0), (0, 7, 0, 0), (0, 0, 0, 0)]);
+    let blocks = ten_blocks();
+    let pick = |candidates: &[Candidate], turn: Option<&Target>| {
+        let decision = decide(&settings, &request(&blocks, "r"), candidates, turn).expect("some");
+        candidates[decision.chosen].target.clone()
+    };
+    let mut turn = None;
+    for expected in [0, 1, 2, 0, 1] {
+        turn = Some(pick(&all, turn.as_ref()));
+        assert_eq!(turn, Some(target(expected)));
+    }
+    assert_eq!(pick(&all[..1], turn.as_ref()), target(0), "the rest left");
+    assert_eq!(pick(&all[2..], turn.as_ref()), target(2), "the next in order");
+}

@@ -1,0 +1,349 @@
+//! Is what we believe about a target's cache believable?
+//!
+//! A pure state machine per target. Facts come in (synced, proven, status,
+//! mismatch), each with its time; [`Trust::verdict`] says at any later time in
+//! which state the view is, why, and whether hits in it may be credited.
+//!
+//! `Cold -> Syncing -> Exact`, and away from it: *incomplete* (claims too
+//! little: credit stays), *unsound* (may claim what is gone: credit stays until
+//! the budget after the last proof is used up), *mismatched* (another language:
+//! no credit at once), *unsequenced* (no proof exists: credit only while events
+//! are fresh).
+
+use serde::Serialize;
+
+use crate::events::envelope::Status;
+use crate::ids::Epoch;
+use crate::units::{Millis, Tick};
+
+/// Which state a view is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Nothing was ever heard.
+    Cold,
+    /// Being fetched.
+    Syncing,
+    /// Equal to the engine's cache, up to the delay of its events.
+    Exact,
+    /// Claims too little.
+    Incomplete,
+    /// May claim what is gone.
+    Unsound,
+    /// Speaks of something else.
+    Mismatched,
+    /// The engine numbers nothing, so nothing can be proven.
+    Unsequenced,
+}
+
+/// Why the view is in its state. Stable labels: see docs/metrics.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Nothing is wrong.
+    Ok,
+    /// No event and no heartbeat has ever arrived.
+    NothingHeard,
+    /// A snapshot or replay is on its way.
+    SnapshotPending,
+    /// Stores were lost, unreadable or without a known parent.
+    StoresMissing,
+    /// A gap or a lost removal that nothing has repaired.
+    Gap,
+    /// The bridge cannot reach the engine's event sockets.
+    EngineUnreachable,
+    /// No proof of continuity has arrived for too long.
+    Silence,
+    /// The other side speaks of another model, revision or block size.
+    DomainMismatch,
+    /// The engine's page does not divide the block.
+    PageSizeMismatch,
+    /// The engine's page size, read from its live endpoint, does not divide the
+    /// block; no event has said so yet.
+    ReportedPageSizeMismatch,
+    /// The engine sends no sequence numbers.
+    NoSequence,
+}
+
+impl State {
+    /// Stable label for logs and metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Syncing => "syncing",
+            Self::Exact => "exact",
+            Self::Incomplete => "incomplete",
+            Self::Unsound => "unsound",
+            Self::Mismatched => "mismatched",
+            Self::Unsequenced => "unsequenced",
+        }
+    }
+}
+
+impl Reason {
+    /// Stable label for logs and metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::NothingHeard => "nothing_heard",
+            Self::SnapshotPending => "snapshot_pending",
+            Self::StoresMissing => "stores_missing",
+            Self::Gap => "gap",
+            Self::EngineUnreachable => "engine_unreachable",
+            Self::Silence => "silence",
+            Self::DomainMismatch => "domain_mismatch",
+            Self::PageSizeMismatch => "page_size_mismatch",
+            Self::ReportedPageSizeMismatch => "reported_page_size_mismatch",
+            Self::NoSequence => "no_sequence",
+        }
+    }
+}
+
+/// What the view is worth at one point in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    /// The state.
+    pub state: State,
+    /// Why.
+    pub reason: Reason,
+    /// Whether hits in the view count.
+    pub credited: bool,
+    /// The engine's life that the view is of.
+    pub epoch: Epoch,
+    /// Number of the last message in it.
+    pub seq: u64,
+    /// Time since the last proof; `None` before the first.
+    pub age: Option<Millis>,
+}
+
+/// How long trust lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freshness {
+    /// Without a proof for this long a view is unsound: three missed heartbeats.
+    pub silence: Millis,
+    /// Credit ends this long after the last proof.
+    pub budget: Millis,
+}
+
+impl Default for Freshness {
+    fn default() -> Self {
+        Self { silence: Millis::from_secs(3), budget: Millis::from_secs(10) }
+    }
+}
+
+/// The trust in one target's view.
+#[derive(Clone, Debug, Default)]
+pub struct Trust {
+    phase: Phase,
+    epoch: Epoch,
+    seq: u64,
+    last_proof: Option<Tick>,
+    last_event: Option<Tick>,
+    status: Status,
+    gap: bool,
+    domain_mismatch: bool,
+    reported_page_misfit: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Cold,
+    Syncing,
+    Synced,
+}
+
+impl Trust {
+    /// A snapshot or replay was asked for. What was known stays until it comes.
+    pub fn syncing(&mut self) {
+        if self.phase == Phase::Cold {
+            self.phase = Phase::Syncing;
+        }
+    }
+
+    /// The view now equals the engine's cache as of message `seq` of `epoch`.
+    pub fn synced(&mut self, now: Tick, epoch: Epoch, seq: u64, status: Status) {
+        self.phase = Phase::Synced;
+        self.gap = false;
+        self.heard(now, epoch, seq, status);
+        self.last_event = Some(now);
+    }
+
+    /// A message or heartbeat arrived that continues the stream.
+    pub fn heard(&mut self, now: Tick, epoch: Epoch, seq: u64, status: Status) {
+        if self.phase == Phase::Synced && seq != self.seq {
+            self.last_event = Some(now);
+        }
+        (self.epoch, self.seq, self.status) = (epoch, seq, status);
+        // A bridge that lost its engine goes on talking; that proves nothing.
+        if !status.disconnected && !status.unsound && !self.gap {
+            self.last_proof = Some(now);
+        }
+    }
+
+    /// Messages are missing and not yet replaced.
+    pub fn gap(&mut self) {
+        self.gap = true;
+    }
+
+    /// The engine lives anew: nothing is known until the next sync.
+    pub fn reset(&mut self) {
+        let kept = (self.domain_mismatch, self.reported_page_misfit);
+        *self = Self { phase: Phase::Syncing, ..Self::default() };
+        (self.domain_mismatch, self.reported_page_misfit) = kept;
+    }
+
+    /// Whether the other side speaks of another domain.
+    pub fn set_domain_mismatch(&mut self, mismatch: bool) {
+        self.domain_mismatch = mismatch;
+    }
+
+    /// Whether the engine's live endpoint names a page that does not divide the
+    /// block.
+    pub fn set_reported_page_misfit(&mut self, misfit: bool) {
+        self.reported_page_misfit = misfit;
+    }
+
+    /// Whether a view is there at all: synced once in this life.
+    pub fn has_view(&self) -> bool {
+        self.phase == Phase::Synced
+    }
+
+    /// The life and the message that the view stands at.
+    pub const fn position(&self) -> (Epoch, u64) {
+        (self.epoch, self.seq)
+    }
+
+    /// The state of the view at `now`.
+    pub fn verdict(&self, now: Tick, freshness: Freshness) -> Verdict {
+        let age = self.last_proof.map(|proof| now.since(proof));
+        let (state, reason) = self.state(age, freshness);
+        let fresh = age.is_some_and(|age| age <= freshness.budget);
+        let credited = match state {
+            State::Exact | State::Incomplete => true,
+            State::Unsound => fresh,
+            State::Unsequenced => {
+                self.last_event.is_some_and(|event| now.since(event) <= freshness.budget) && fresh
+            }
+            State::Cold | State::Syncing | State::Mismatched => false,
+        };
+        Verdict { state, reason, credited, epoch: self.epoch, seq: self.seq, age }
+    }
+
+    fn state(&self, age: Option<Millis>, freshness: Freshness) -> (State, Reason) {
+        if self.domain_mismatch {
+            return (State::Mismatched, Reason::DomainMismatch);
+        }
+        if self.status.page_misfit {
+            return (State::Mismatched, Reason::PageSizeMismatch);
+        }
+        if self.reported_page_misfit {
+            return (State::Mismatched, Reason::ReportedPageSizeMismatch);
+        }
+        match self.phase {
+            Phase::Cold => return (State::Cold, Reason::NothingHeard),
+            Phase::Syncing => return (State::Syncing, Reason::SnapshotPending),
+            Phase::Synced => {}
+        }
+        if self.gap || self.status.unsound {
+            return (State::Unsound, Reason::Gap);
+        }
+        if self.status.disconnected {
+            return (State::Unsound, Reason::EngineUnreachable);
+        }
+        if age.is_none_or(|age| age > freshness.silence) {
+            return (State::Unsound, Reason::Silence);
+        }
+        if self.status.unsequenced {
+            return (State::Unsequenced, Reason::NoSequence);
+        }
+        if self.status.incomplete {
+            return (State::Incomplete, Reason::StoresMissing);
+        }
+        (State::Exact, Reason::Ok)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FRESH: Freshness = Freshness { silence: Millis(3_000), budget: Millis(10_000) };
+    const EPOCH: Epoch = Epoch(5);
+
+    fn synced(status: Status) -> Trust {
+        let mut trust = Trust::default();
+        trust.syncing();
+        trust.synced(Tick(1_000), EPOCH, 4, status);
+        trust
+    }
+
+    #[track_caller]
+    fn check(why: &str, trust: &Trust, now: u64, expected: (State, Reason, bool)) {
+        let verdict = trust.verdict(Tick(now), FRESH);
+        assert_eq!((verdict.state, verdict.reason, verdict.credited), expected, "{why}");
+    }
+
+    #[test]
+    fn a_view_earns_trust_and_loses_it_by_name() {
+        let mut trust = Trust::default();
+        check("nothing heard", &trust, 0, (State::Cold, Reason::NothingHeard, false));
+        trust.syncing();
+        check("asked", &trust, 0, (State::Syncing, Reason::SnapshotPending, false));
+        trust.synced(Tick(1_000), EPOCH, 4, Status::default());
+        check("synced", &trust, 4_000, (State::Exact, Reason::Ok, true));
+        check("silent", &trust, 4_001, (State::Unsound, Reason::Silence, true));
+        check("silent at the budget's edge", &trust, 11_000, (State::Unsound, Reason::Silence, true));
+        check("silent beyond the budget", &trust, 11_001, (State::Unsound, Reason::Silence, false));
+        trust.heard(Tick(20_000), EPOCH, 4, Status::default());
+        check("a heartbeat proves continuity", &trust, 20_000, (State::Exact, Reason::Ok, true));
+        trust.set_domain_mismatch(true);
+        check("another model", &trust, 20_000, (State::Mismatched, Reason::DomainMismatch, false));
+    }
+
+    #[test]
+    fn a_gap_spends_the_budget_even_while_messages_arrive() {
+        let mut trust = synced(Status::default());
+        trust.gap();
+        trust.heard(Tick(2_000), EPOCH, 9, Status::default());
+        check("within the budget", &trust, 11_000, (State::Unsound, Reason::Gap, true));
+        check("beyond it", &trust, 11_001, (State::Unsound, Reason::Gap, false));
+        trust.synced(Tick(12_000), EPOCH, 9, Status::default());
+        check("repaired", &trust, 12_000, (State::Exact, Reason::Ok, true));
+    }
+
+    #[test]
+    fn what_the_bridge_says_counts() {
+        let with = |set: fn(&mut Status)| {
+            let mut status = Status::default();
+            set(&mut status);
+            synced(status)
+        };
+        check("orphans", &with(|s| s.incomplete = true), 1_000, (State::Incomplete, Reason::StoresMissing, true));
+        let misfit = with(|s| s.page_misfit = true);
+        check("page", &misfit, 1_000, (State::Mismatched, Reason::PageSizeMismatch, false));
+        let lost = with(|s| s.disconnected = true);
+        check("engine gone: no proof", &lost, 1_000, (State::Unsound, Reason::EngineUnreachable, false));
+        let atom = with(|s| s.unsequenced = true);
+        check("fresh events", &atom, 2_000, (State::Unsequenced, Reason::NoSequence, true));
+    }
+
+    #[test]
+    fn unsequenced_credit_needs_fresh_events_not_heartbeats() {
+        let mut trust = synced(Status { unsequenced: true, ..Status::default() });
+        trust.heard(Tick(12_000), EPOCH, 4, Status { unsequenced: true, ..Status::default() });
+        check("a heartbeat is no event", &trust, 12_000, (State::Unsequenced, Reason::NoSequence, false));
+        trust.heard(Tick(12_000), EPOCH, 5, Status { unsequenced: true, ..Status::default() });
+        check("an event is", &trust, 12_000, (State::Unsequenced, Reason::NoSequence, true));
+    }
+
+    #[test]
+    fn a_new_life_forgets_the_view_but_not_the_mismatch() {
+        let mut trust = synced(Status { incomplete: true, ..Status::default() });
+        trust.set_reported_page_misfit(true);
+        trust.reset();
+        check("mismatch stays", &trust, 1_000, (State::Mismatched, Reason::ReportedPageSizeMismatch, false));
+        trust.set_reported_page_misfit(false);
+        check("the view is gone", &trust, 1_000, (State::Syncing, Reason::SnapshotPending, false));
+    }
+}

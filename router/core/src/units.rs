@@ -1,0 +1,145 @@
+//! Units as types: tokens, blocks, block size, logical time.
+//!
+//! The only conversions are the true ones.
+
+use std::num::NonZeroU32;
+use std::ops::{Add, AddAssign, Sub};
+
+use serde::{Deserialize, Serialize};
+
+/// A number of tokens. Never bytes, never blocks.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Tokens(pub u64);
+
+/// A number of blocks. Never pages, never tokens.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Blocks(pub u64);
+
+/// Tokens per block. Never zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockSize(NonZeroU32);
+
+/// A point in time: milliseconds on a clock that never goes back. Its zero is
+/// the caller's.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Tick(pub u64);
+
+/// A duration in milliseconds.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Millis(pub u64);
+
+impl BlockSize {
+    /// `None` for zero: a block without tokens cannot be hashed or priced.
+    pub const fn new(tokens: u32) -> Option<Self> {
+        match NonZeroU32::new(tokens) {
+            Some(tokens) => Some(Self(tokens)),
+            None => None,
+        }
+    }
+
+    /// Tokens in one block.
+    pub const fn tokens(self) -> u32 {
+        self.0.get()
+    }
+
+    /// Tokens in one block, as a slice length.
+    pub const fn len(self) -> usize {
+        self.0.get() as usize
+    }
+
+    /// Whole blocks in `prompt`. Engines do not share a partial last block, so
+    /// it does not count.
+    pub fn full_blocks(self, prompt: Tokens) -> Blocks {
+        Blocks(prompt.0 / u64::from(self.tokens()))
+    }
+
+    /// Tokens in `blocks` whole blocks.
+    pub fn tokens_in(self, blocks: Blocks) -> Tokens {
+        Tokens(blocks.0.saturating_mul(u64::from(self.tokens())))
+    }
+
+    /// Whether an engine page of `page` tokens can be grouped into blocks of
+    /// this size. Zero is no page.
+    pub fn holds_pages_of(self, page: u32) -> bool {
+        page != 0 && self.tokens().is_multiple_of(page)
+    }
+}
+
+impl Tokens {
+    /// Tokens left to prefill after a hit. A hit longer than the prompt leaves
+    /// zero.
+    pub const fn uncached(self, hit: Tokens) -> Tokens {
+        Tokens(self.0.saturating_sub(hit.0))
+    }
+}
+
+impl Tick {
+    /// Time from `earlier` to `self`; zero if `earlier` is later.
+    pub const fn since(self, earlier: Tick) -> Millis {
+        Millis(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The point `after` later.
+    pub const fn plus(self, after: Millis) -> Tick {
+        Tick(self.0.saturating_add(after.0))
+    }
+}
+
+impl Millis {
+    /// Whole seconds as milliseconds.
+    pub const fn from_secs(seconds: u64) -> Self {
+        Self(seconds.saturating_mul(1000))
+    }
+}
+
+impl Add for Tokens {
+    type Output = Tokens;
+    fn add(self, other: Tokens) -> Tokens {
+        Tokens(self.0.saturating_add(other.0))
+    }
+}
+
+impl AddAssign for Tokens {
+    fn add_assign(&mut self, other: Tokens) {
+        *self = *self + other;
+    }
+}
+
+impl Sub for Tokens {
+    type Output = Tokens;
+    /// Saturates at zero: a count of tokens is never negative.
+    fn sub(self, other: Tokens) -> Tokens {
+        Tokens(self.0.saturating_sub(other.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_blocks_drop_the_partial_last_one() {
+        let size = BlockSize::new(16).expect("16 is not zero");
+        for (prompt, blocks) in [(0, 0), (15, 0), (16, 1), (17, 1), (47, 2), (48, 3)] {
+            assert_eq!(size.full_blocks(Tokens(prompt)), Blocks(blocks), "{prompt} tokens");
+        }
+        assert_eq!(BlockSize::new(0), None, "a block has tokens");
+    }
+
+    #[test]
+    fn pages_fit_only_when_they_divide_the_block() {
+        let size = BlockSize::new(16).expect("16 is not zero");
+        for (page, fits) in [(0, false), (1, true), (2, true), (3, false), (8, true), (16, true), (32, false)]
+        {
+            assert_eq!(size.holds_pages_of(page), fits, "pages of {page}");
+        }
+    }
+}
