@@ -1,2 +1,48 @@
-//! Automation longer than a line.
-fn main() {}
+//! Automation longer than a line: `cargo xtask NAME`.
+//!
+//! What make, cargo and a script of three lines can do stays with them. Commands print for people and leave
+//! with a non-zero code when something is wrong.
+
+mod scan;
+mod test_run;
+mod tidy;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+/// One command: its name, what it is for, what it runs with the arguments behind its name.
+type Command = (&'static str, &'static str, fn(&Path, &[String]) -> anyhow::Result<()>);
+
+const COMMANDS: [Command; 2] = [
+    ("tidy", "checks the rules of the house that no compiler knows (see CONTRIBUTING.md)", tidy::run),
+    ("test", "runs `cargo test --workspace ARGS`, then sums all test programs on one line", test_run::run),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((name, rest)) = arguments.split_first() else {
+        print!("{}", list());
+        return ExitCode::SUCCESS;
+    };
+    let Some((_, _, run)) = COMMANDS.iter().find(|(known, ..)| known == name) else {
+        eprint!("no command `{name}`; there are\n{}", list());
+        return ExitCode::from(2);
+    };
+    match run(workspace_root(), rest) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn list() -> String {
+    COMMANDS.iter().map(|(name, purpose, _)| format!("cargo xtask {name:<6} {purpose}\n")).collect()
+}
+
+/// The folder that holds the workspace: the parent of this crate's.
+fn workspace_root() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("this crate lies inside the workspace")
+}

@@ -67,6 +67,10 @@ impl Serialize for Target {
     }
 }
 
+/// A target's place in the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u32);
+
 /// One life of one engine process: larger is younger. Milliseconds since 1970
 /// when the process was first seen; only order and equality matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -12,11 +12,10 @@ use serde_json::Value;
 
 use crate::blocks::NamespaceId;
 use crate::ids::{Role, Target};
-use crate::index::TierHits;
 use crate::policy::tie::TieBranch;
 use crate::policy::{Candidate, Decision, Evidence, Load, Outcome, Settings, Terms};
 use crate::trust::Verdict;
-use crate::units::Tokens;
+use crate::units::{TierHits, Tokens};
 
 /// Version of the receipt's fields.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -1,4 +1,4 @@
-//! Units as types: tokens, blocks, block size, logical time.
+//! Units as types: tokens, blocks, block size, tiers, logical time.
 //!
 //! The only conversions are the true ones.
 
@@ -35,6 +35,70 @@ pub struct Tick(pub u64);
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Millis(pub u64);
+
+/// Where an engine keeps a block. Ordered from fast to slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// The accelerator's own memory.
+    Device,
+    /// The host's memory.
+    Host,
+    /// Anything slower: disk, object store, another node.
+    Disk,
+}
+
+impl Tier {
+    /// All tiers, fast to slow.
+    pub const ALL: [Self; 3] = [Self::Device, Self::Host, Self::Disk];
+
+    /// Position in [`Tier::ALL`].
+    pub const fn index(self) -> usize {
+        match self {
+            Self::Device => 0,
+            Self::Host => 1,
+            Self::Disk => 2,
+        }
+    }
+
+    /// The tier at `index` of [`Tier::ALL`].
+    pub const fn from_index(index: u64) -> Option<Self> {
+        match index {
+            0 => Some(Self::Device),
+            1 => Some(Self::Host),
+            2 => Some(Self::Disk),
+            _ => None,
+        }
+    }
+}
+
+/// Leading blocks of a request that a target holds, by the tier that each one
+/// is in. A block in two tiers counts in the faster one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TierHits {
+    /// Blocks in the accelerator's memory.
+    pub device: u64,
+    /// Blocks in the host's memory.
+    pub host: u64,
+    /// Blocks in anything slower.
+    pub disk: u64,
+}
+
+impl TierHits {
+    /// All leading blocks held.
+    pub const fn total(self) -> u64 {
+        self.device + self.host + self.disk
+    }
+
+    /// Counts one more block in `tier`.
+    pub fn add(&mut self, tier: Tier) {
+        match tier {
+            Tier::Device => self.device += 1,
+            Tier::Host => self.host += 1,
+            Tier::Disk => self.disk += 1,
+        }
+    }
+}
 
 impl BlockSize {
     /// `None` for zero: a block without tokens cannot be hashed or priced.

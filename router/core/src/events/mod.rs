@@ -12,42 +12,7 @@ pub mod sequence;
 pub mod wire;
 
 use crate::blocks::{BlockHash, NamespaceId};
-
-/// Where an engine keeps a block. Ordered from fast to slow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Tier {
-    /// The accelerator's own memory.
-    Device,
-    /// The host's memory.
-    Host,
-    /// Anything slower: disk, object store, another node.
-    Disk,
-}
-
-impl Tier {
-    /// All tiers, fast to slow.
-    pub const ALL: [Self; 3] = [Self::Device, Self::Host, Self::Disk];
-
-    /// Position in [`Tier::ALL`].
-    pub const fn index(self) -> usize {
-        match self {
-            Self::Device => 0,
-            Self::Host => 1,
-            Self::Disk => 2,
-        }
-    }
-
-    /// The tier at `index` of [`Tier::ALL`].
-    pub const fn from_index(index: u64) -> Option<Self> {
-        match index {
-            0 => Some(Self::Device),
-            1 => Some(Self::Host),
-            2 => Some(Self::Disk),
-            _ => None,
-        }
-    }
-}
+pub use crate::units::Tier;
 
 /// One change of what a target holds, in our hashes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,37 +13,8 @@ use rustc_hash::FxHashMap;
 
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::events::{Delta, Tier};
-
-/// A target's place in the index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub u32);
-
-/// Leading blocks of a request that a target holds, by the tier that each one
-/// is in. A block in two tiers counts in the faster one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct TierHits {
-    /// Blocks in the accelerator's memory.
-    pub device: u64,
-    /// Blocks in the host's memory.
-    pub host: u64,
-    /// Blocks in anything slower.
-    pub disk: u64,
-}
-
-impl TierHits {
-    /// All leading blocks held.
-    pub const fn total(self) -> u64 {
-        self.device + self.host + self.disk
-    }
-
-    fn add(&mut self, tier: Tier) {
-        match tier {
-            Tier::Device => self.device += 1,
-            Tier::Host => self.host += 1,
-            Tier::Disk => self.disk += 1,
-        }
-    }
-}
+use crate::ids::Slot;
+use crate::units::TierHits;
 
 type Key = (NamespaceId, BlockHash);
 

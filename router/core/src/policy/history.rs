@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use rustc_hash::FxHashMap;
 
 use crate::blocks::{BlockHash, NamespaceId};
-use crate::index::Slot;
+use crate::ids::Slot;
 use crate::units::{Millis, Tick};
 
 /// Most (block, target) pairs that are remembered: about 100 MB, and a day of

@@ -3,8 +3,7 @@
 //! Engines always recompute the last prompt token, so a hit never reaches it;
 //! under EAGLE or MTP they recompute one unit more.
 
-use crate::index::TierHits;
-use crate::units::{BlockSize, Tokens};
+use crate::units::{BlockSize, TierHits, Tokens};
 
 /// `held` cut to what a prompt of `prompt` tokens can use: whole blocks before
 /// its last token, one fewer when tokens are paired (EAGLE). What is cut is the

@@ -16,9 +16,8 @@ use super::prefill_speed::PrefillSpeed;
 use super::{Candidate, Decision, Evidence, Load, PickRequest, Settings, decide};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::Target;
-use crate::index::TierHits;
 use crate::trust::Verdict;
-use crate::units::{BlockSize, Millis, Tokens};
+use crate::units::{Blocks, BlockSize, Millis, TierHits, Tokens};
 
 /// What is booked on one target. Shared by its leases; locked for a few
 /// hundred nanoseconds at a time.
@@ -120,7 +119,7 @@ impl Ledger {
         let decision = decide(settings, request, &candidates, turn.as_ref())?;
         let chosen = &candidates[decision.chosen];
         *turn = Some(chosen.target.clone());
-        let cached = request.size.tokens_in(crate::units::Blocks(chosen.hits.total()));
+        let cached = request.size.tokens_in(Blocks(chosen.hits.total()));
         let account = &prospects[decision.chosen].account;
         let lease =
             account.book(namespace, Arc::clone(blocks), request.size, request.prompt, request.prompt.uncached(cached));

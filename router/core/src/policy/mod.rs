@@ -25,9 +25,8 @@ use serde::Serialize;
 
 use crate::blocks::BlockHash;
 use crate::ids::{Role, Target};
-use crate::index::TierHits;
 use crate::trust::Verdict;
-use crate::units::{BlockSize, Tokens};
+use crate::units::{BlockSize, TierHits, Tokens};
 use tie::TieBranch;
 
 /// Which rule chooses.

@@ -1,0 +1,102 @@
+# `make` lists the targets. What they need beyond Rust, Go and Python they install for themselves, once, outside
+# the clone; what is longer than a line is an xtask.
+
+.DEFAULT_GOAL := help
+# Cargo uses all cores by itself, and two cargos at once only wait for each other's locks.
+.NOTPARALLEL:
+
+# Tools and the stamps that say which version is installed.
+TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvrouter/tools
+NATS_VERSION := 2.15.3
+DENY_VERSION := 0.20.2
+NATS_STAMP := $(TOOLS)/nats-server-$(NATS_VERSION).installed
+DENY_STAMP := $(TOOLS)/cargo-deny-$(DENY_VERSION).installed
+
+.PHONY: help
+help: ## Lists the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(if $(NATS),$(NATS_STAMP)) ## Four policies on simulated engines, one table. NATS=1: events over NATS. KEEP=1: stays up (--keep).
+	cargo build --workspace --bins
+	cargo run -q -p kvrouter-tests --bin demo -- $(if $(NATS),--nats $(TOOLS)/bin/nats-server) $(if $(KEEP),--keep)
+
+.PHONY: test
+test: export NATS_SERVER := $(TOOLS)/bin/nats-server
+test: $(NATS_STAMP) ## Runs all tests; ends with `N passed, N failed`. ARGS='-- NAME' selects some.
+	@echo "== test"
+	cargo build --workspace --bins
+	@cargo xtask test $(ARGS)
+
+.PHONY: check
+check: fetch format lint tidy docs deny test ## What CI runs: format, lint, tidy, docs, deny, test.
+
+.PHONY: engines
+engines: ## Installs real vLLM and SGLang for CPU (12 GB, 10 minutes) and compares predicted with real hits.
+	e2e/engines/run.sh
+
+.PHONY: bench
+bench: ## Runs the benchmarks.
+	cargo bench --workspace
+
+.PHONY: fixtures
+fixtures: ## Makes the tokenizer fixture and its expected renderings anew (needs PyPI).
+	python3 tests/fixtures/tokenizer/make.py
+
+.PHONY: fmt
+fmt: ## Formats the code.
+	cargo fmt --all
+
+.PHONY: clean
+clean: ## Removes what was built here; installed tools stay in ~/.cache/kvrouter.
+	cargo clean
+	rm -rf out
+
+# The steps of `check`. Each prints a heading, by which .ci/run takes its times.
+
+# --locked stops here when Cargo.lock does not fit the manifests. `deny` works offline and looks at crates of all
+# platforms, which a build does not download.
+.PHONY: fetch
+fetch:
+	@echo "== fetch"
+	cargo fetch --locked
+
+.PHONY: format
+format:
+	@echo "== format"
+	cargo fmt --all --check
+
+.PHONY: lint
+lint:
+	@echo "== lint"
+	cargo clippy --workspace --all-targets -- -D warnings
+
+.PHONY: tidy
+tidy:
+	@echo "== tidy"
+	cargo xtask tidy
+
+.PHONY: docs
+docs: export RUSTDOCFLAGS := -D warnings
+docs:
+	@echo "== docs"
+	cargo doc --workspace --no-deps
+
+.PHONY: deny
+deny: export PATH := $(TOOLS)/bin:$(PATH)
+deny: $(DENY_STAMP)
+	@echo "== deny"
+	cargo deny --offline check --hide-inclusion-graph bans licenses sources
+
+# The tools. A stamp is made last, so that an interrupted installation is repeated.
+
+$(NATS_STAMP):
+	@echo "== install nats-server $(NATS_VERSION)"
+	@command -v go >/dev/null || { echo "nats-server is built with Go, and there is no go here" >&2; exit 1; }
+	CGO_ENABLED=0 GOFLAGS=-mod=mod GOBIN=$(TOOLS)/bin go install github.com/nats-io/nats-server/v2@v$(NATS_VERSION)
+	@rm -f $(TOOLS)/nats-server-*.installed && touch $@
+
+$(DENY_STAMP):
+	@echo "== install cargo-deny $(DENY_VERSION)"
+	CARGO_TARGET_DIR=$(TOOLS)/build cargo install --quiet --locked --root $(TOOLS) cargo-deny@$(DENY_VERSION)
+	@rm -rf $(TOOLS)/build $(TOOLS)/cargo-deny-*.installed && touch $@

@@ -1,0 +1,408 @@
+//! The router's configuration file, as YAML spells it.
+//!
+//! Fields are camelCase, enum values are spelt as in the custom resources.
+//! Unknown fields are errors: nothing is accepted and ignored. The values here
+//! are only well typed; `kv-router` checks that they make sense together.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the file's fields. A router refuses a newer one.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Start settings: what cannot change while the router runs, and the first
+/// values of what can.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RouterConfig {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Which pool this router serves.
+    #[serde(default)]
+    pub pool: PoolName,
+    /// What the pool serves.
+    pub model: Model,
+    /// Tokens per block. Every engine's page must divide it.
+    #[serde(default = "default_block_size")]
+    pub block_size: u32,
+    /// What the engines are; `Auto` asks each one.
+    #[serde(default)]
+    pub engine: Engine,
+    /// Where the router listens.
+    #[serde(default)]
+    pub listen: Listen,
+    /// Where workers are found.
+    pub discovery: Discovery,
+    /// How cache events arrive.
+    #[serde(default)]
+    pub kv_events: KvEvents,
+    /// File with the secret that keys all block hashes; both routers and
+    /// bridges of a pool need the same.
+    #[serde(default)]
+    pub identity_seed_file: Option<PathBuf>,
+    /// File with the bearer token that the admin port requires.
+    #[serde(default)]
+    pub admin_token_file: Option<PathBuf>,
+    /// Limits and time-outs of the proxy.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Which rule chooses.
+    #[serde(default)]
+    pub policy: Policy,
+    /// Weight of what is not cached, per role.
+    #[serde(default)]
+    pub overlap_weights: OverlapWeights,
+    /// Weights of load; only with `policy: CachePlusLoad`.
+    #[serde(default)]
+    pub load_weights: Option<LoadWeights>,
+    /// How long trust lasts and what comes after it.
+    #[serde(default)]
+    pub freshness: Freshness,
+}
+
+/// Live settings: a file that may change while the router runs. What is absent
+/// keeps the value of the start settings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LiveSettings {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Which rule chooses.
+    #[serde(default)]
+    pub policy: Option<Policy>,
+    /// Weight of what is not cached, per role.
+    #[serde(default)]
+    pub overlap_weights: Option<OverlapWeights>,
+    /// Weights of load; only with `policy: CachePlusLoad`.
+    #[serde(default)]
+    pub load_weights: Option<LoadWeights>,
+    /// How long trust lasts and what comes after it.
+    #[serde(default)]
+    pub freshness: Option<Freshness>,
+}
+
+/// Names of a pool. Both are DNS labels: they become parts of NATS subjects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PoolName {
+    /// Kubernetes namespace, `default` outside Kubernetes.
+    #[serde(default = "default_name")]
+    pub namespace: String,
+    /// Name of the pool.
+    #[serde(default = "default_name")]
+    pub name: String,
+}
+
+/// The model that a pool serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Model {
+    /// The name that requests use.
+    pub name: String,
+    /// Revision, where two of them are served under one name.
+    #[serde(default)]
+    pub revision: String,
+    /// Where the tokenizer is. Absent: requests are routed by load.
+    #[serde(default)]
+    pub tokenizer: Option<Tokenizer>,
+}
+
+/// Where a tokenizer is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tokenizer {
+    /// Folder with `tokenizer.json`, `tokenizer_config.json` and, where the
+    /// template is not in it, `chat_template.jinja`.
+    pub path: PathBuf,
+}
+
+/// An engine family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Engine {
+    /// Ask each worker.
+    #[default]
+    Auto,
+    /// vLLM.
+    VLLM,
+    /// SGLang.
+    SGLang,
+    /// ATOM.
+    ATOM,
+}
+
+impl Engine {
+    /// Lower-case name, for logs and labels.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::VLLM => "vllm",
+            Self::SGLang => "sglang",
+            Self::ATOM => "atom",
+        }
+    }
+}
+
+/// Addresses to listen on. Port 0 takes a free one and logs it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Listen {
+    /// Requests and probes.
+    pub http: SocketAddr,
+    /// `/metrics` and `/health/report`.
+    pub metrics: SocketAddr,
+    /// Admin endpoints; on loopback unless told otherwise.
+    pub admin: SocketAddr,
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            http: SocketAddr::from(([0, 0, 0, 0], 8000)),
+            metrics: SocketAddr::from(([0, 0, 0, 0], 9090)),
+            admin: SocketAddr::from(([127, 0, 0, 1], 9091)),
+        }
+    }
+}
+
+/// Where workers are found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Discovery {
+    /// Which kind of discovery.
+    pub backend: DiscoveryBackend,
+    /// The workers, with `backend: Static`.
+    #[serde(default)]
+    pub workers: Vec<StaticWorker>,
+}
+
+/// A kind of discovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DiscoveryBackend {
+    /// The list in this file.
+    Static,
+}
+
+/// One worker of a static list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StaticWorker {
+    /// Base URL: `http://host:port`.
+    pub url: String,
+    /// What the engine is; absent: the pool's.
+    #[serde(default)]
+    pub engine: Option<Engine>,
+    /// Data-parallel ranks behind the URL.
+    #[serde(default = "default_dp_size")]
+    pub dp_size: u32,
+    /// Where its events are; absent: the URL's host and the pool's ports.
+    #[serde(default)]
+    pub kv_events: Option<EventEndpoints>,
+}
+
+/// A worker's event sockets. Rank r uses port + r of both.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EventEndpoints {
+    /// Publisher: `tcp://host:port`.
+    pub endpoint: String,
+    /// Replay socket: `tcp://host:port`. Absent: gaps cannot be repaired.
+    #[serde(default)]
+    pub replay_endpoint: Option<String>,
+}
+
+/// How cache events arrive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct KvEvents {
+    /// By which way.
+    pub transport: EventTransport,
+    /// The engines' publisher port, for workers without their own.
+    pub port: u16,
+    /// The engines' replay port, for workers without their own.
+    pub replay_port: u16,
+    /// The broker, with `transport: NATS`.
+    pub nats: Option<Nats>,
+}
+
+impl Default for KvEvents {
+    fn default() -> Self {
+        Self { transport: EventTransport::default(), port: 5557, replay_port: 5657, nats: None }
+    }
+}
+
+/// A way for events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EventTransport {
+    /// From bridges, over NATS.
+    #[default]
+    NATS,
+    /// Straight from the engines.
+    ZMQ,
+    /// Not at all: routing history and load decide.
+    None,
+}
+
+impl EventTransport {
+    /// Lower-case name, for logs and labels.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::NATS => "nats",
+            Self::ZMQ => "zmq",
+            Self::None => "none",
+        }
+    }
+}
+
+/// The NATS broker of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Nats {
+    /// `nats://host:port` or `tls://host:port`.
+    pub url: String,
+    /// Credentials file (`.creds`). Absent: no authentication.
+    #[serde(default)]
+    pub credentials_file: Option<PathBuf>,
+    /// First token of every subject: names the cluster.
+    #[serde(default = "default_subject_prefix")]
+    pub subject_prefix: String,
+}
+
+/// Limits and time-outs of the proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Limits {
+    /// Largest request body.
+    pub request_body_bytes: u64,
+    /// How long a connection to a worker may take.
+    pub connect_timeout_seconds: u64,
+    /// How long a worker may take to its first byte.
+    pub first_byte_timeout_seconds: u64,
+    /// How long a request waits while no worker is ready.
+    pub no_worker_wait_seconds: u64,
+    /// How long open answers may go on after SIGTERM.
+    pub drain_timeout_seconds: u64,
+    /// Receipts kept in memory.
+    pub receipts: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            request_body_bytes: 64 << 20,
+            connect_timeout_seconds: 3,
+            first_byte_timeout_seconds: 600,
+            no_worker_wait_seconds: 5,
+            drain_timeout_seconds: 120,
+            receipts: 4096,
+        }
+    }
+}
+
+/// Which rule chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Policy {
+    /// Uncached work, queued work and decode load, in tokens.
+    #[default]
+    CachePlusLoad,
+    /// The published formula, in blocks.
+    KvAware,
+    /// Fewest active blocks.
+    LeastLoad,
+    /// In turn.
+    RoundRobin,
+}
+
+/// Weight of what is not cached, per role.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OverlapWeights {
+    /// For roles without one of their own.
+    #[serde(default = "default_weight")]
+    pub default: f64,
+    /// For prefill picks.
+    #[serde(default)]
+    pub prefill: Option<f64>,
+    /// For decode picks.
+    #[serde(default)]
+    pub decode: Option<f64>,
+}
+
+impl Default for OverlapWeights {
+    fn default() -> Self {
+        Self { default: default_weight(), prefill: None, decode: None }
+    }
+}
+
+/// Weights of `CachePlusLoad`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct LoadWeights {
+    /// Per uncached token that already waits on the target.
+    pub queue: f64,
+    /// Per token in the contexts of the target's requests in flight.
+    pub decode: f64,
+    /// Per request in flight, in tokens.
+    pub request: f64,
+    /// Per token of load above the fleet's mean.
+    pub imbalance: f64,
+}
+
+impl Default for LoadWeights {
+    fn default() -> Self {
+        Self { queue: 1.0, decode: 0.05, request: 0.0, imbalance: 0.0 }
+    }
+}
+
+/// How long trust lasts and what comes after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Freshness {
+    /// Credit ends this long after the last proof of a view.
+    pub budget_seconds: u64,
+    /// What decides for a target whose view earns no credit.
+    pub fallback: Fallback,
+}
+
+impl Default for Freshness {
+    fn default() -> Self {
+        Self { budget_seconds: 10, fallback: Fallback::History }
+    }
+}
+
+/// What decides for a target whose view earns no credit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fallback {
+    /// Where its prefixes were sent before.
+    #[default]
+    History,
+    /// Load alone.
+    Load,
+}
+
+const fn default_block_size() -> u32 {
+    16
+}
+
+const fn default_dp_size() -> u32 {
+    1
+}
+
+const fn default_weight() -> f64 {
+    1.0
+}
+
+fn default_name() -> String {
+    "default".to_owned()
+}
+
+fn default_subject_prefix() -> String {
+    "kvrouter".to_owned()
+}
+
+impl Default for PoolName {
+    fn default() -> Self {
+        Self { namespace: default_name(), name: default_name() }
+    }
+}

@@ -1,0 +1,121 @@
+//! The router's health report: JSON at `/health/report`.
+//!
+//! No prompts, no hashes, no counters that move with traffic alone. Every
+//! problem carries a stable reason and a sentence that ends with the next step.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the report's fields. Readers ignore fields they do not know.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// What one router knows of itself and of its workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthReport {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Version of the router.
+    pub router_version: String,
+    /// The pool it serves, as `namespace/name`.
+    pub pool: String,
+    /// Whether `/readyz` succeeds.
+    pub ready: bool,
+    /// Whether it was told to stop.
+    pub draining: bool,
+    /// The policy in force, in lower case.
+    pub policy: String,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// The way of the events.
+    pub events: EventsHealth,
+    /// The tokenizer.
+    pub tokenizer: TokenizerHealth,
+    /// Whether the last live settings were taken.
+    pub live_settings: LiveSettingsHealth,
+    /// All workers, sorted.
+    pub workers: Vec<WorkerHealth>,
+    /// What is wrong now, worst first. Empty when all is well.
+    pub problems: Vec<Problem>,
+}
+
+/// The way of the events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EventsHealth {
+    /// `nats`, `zmq` or `none`.
+    pub transport: String,
+    /// Whether the broker is connected; always true without one.
+    pub connected: bool,
+}
+
+/// The tokenizer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenizerHealth {
+    /// Whether prompts can be tokenised.
+    pub ready: bool,
+    /// Why not.
+    pub message: Option<String>,
+}
+
+/// Whether the last live settings were taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LiveSettingsHealth {
+    /// Whether a live settings file is watched.
+    pub watched: bool,
+    /// Why the latest content was refused; the last good one stays in force.
+    pub refused: Option<String>,
+}
+
+/// One worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkerHealth {
+    /// Its `host:port`.
+    pub worker: String,
+    /// Its engine, in lower case; `auto` while unknown.
+    pub engine: String,
+    /// Whether it may be picked.
+    pub ready: bool,
+    /// Why not; `ok` when it may.
+    pub reason: String,
+    /// Tokens per page, from its live endpoint; null while unknown.
+    pub reported_page_size: Option<u32>,
+    /// Its ranks.
+    pub targets: Vec<TargetHealth>,
+}
+
+/// One rank of a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetHealth {
+    /// The rank.
+    pub rank: u32,
+    /// State of its view.
+    pub trust: String,
+    /// Why it is in that state.
+    pub reason: String,
+    /// Whether its hits count.
+    pub credited: bool,
+    /// Tokens per page, from its events; null before the first.
+    pub event_page_size: Option<u32>,
+    /// Whether groups other than main attention exist.
+    pub hybrid: bool,
+    /// The engine's life that the view is of.
+    pub epoch: u64,
+    /// Number of the last message in the view.
+    pub seq: u64,
+}
+
+/// What is wrong, where, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Problem {
+    /// Stable label.
+    pub reason: String,
+    /// The worker to blame, if it is one.
+    pub worker: Option<String>,
+    /// A sentence that ends with the next step.
+    pub message: String,
+}
