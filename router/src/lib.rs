@@ -6,4 +6,6 @@
 //! answers people and probes. [`clock`] is the only file that asks for the time.
 
 pub mod clock;
+pub mod config;
+pub mod feed;
 pub mod prompt;

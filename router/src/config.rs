@@ -1,0 +1,669 @@
+//! Flags, variables and files to validated settings.
+//!
+//! The only module that reads flags and variables, and the only caller of
+//! `serde_yaml`. Flag beats variable beats file. Everything is checked before a
+//! port opens, and every complaint names file, line and field.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kvrouter_core::policy::{LoadWeights, OverlapWeights, PolicyKind, Settings};
+use kvrouter_core::trust::Freshness;
+use kvrouter_core::units::{BlockSize, Millis};
+use kvrouter_crds::config::{self as file, EventTransport, Fallback, LiveSettings, RouterConfig};
+
+use crate::feed::zmtp::Endpoint;
+
+/// KV-cache-aware routing for LLM engines.
+#[derive(Debug, Parser)]
+#[command(name = "kv-router", version, about)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serves an OpenAI-compatible endpoint in front of a pool of engines.
+    Serve(Box<ServeFlags>),
+    /// Runs beside one engine: turns its cache events into deltas on NATS.
+    Bridge(Box<BridgeFlags>),
+}
+
+/// Flags of `serve`. Each one beats its variable, which beats the file.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ServeFlags {
+    /// Start settings.
+    #[arg(long, env = "KVROUTER_CONFIG")]
+    pub config: PathBuf,
+    /// Live settings: read at start and whenever the file changes.
+    #[arg(long, env = "KVROUTER_LIVE_CONFIG")]
+    pub live_config: Option<PathBuf>,
+    /// Which rule chooses.
+    #[arg(long, env = "KVROUTER_ROUTER_POLICY")]
+    pub router_policy: Option<PolicyFlag>,
+    /// Weight of what is not cached.
+    #[arg(long, env = "KVROUTER_KV_OVERLAP_WEIGHT")]
+    pub kv_overlap_weight: Option<f64>,
+    /// The same for prefill picks.
+    #[arg(long, env = "KVROUTER_KV_PREFILL_OVERLAP_WEIGHT")]
+    pub kv_prefill_overlap_weight: Option<f64>,
+    /// The same for decode picks.
+    #[arg(long, env = "KVROUTER_KV_DECODE_OVERLAP_WEIGHT")]
+    pub kv_decode_overlap_weight: Option<f64>,
+    /// How cache events arrive.
+    #[arg(long, env = "KVROUTER_KV_EVENT_TRANSPORT")]
+    pub kv_event_transport: Option<TransportFlag>,
+    /// Where workers are found.
+    #[arg(long, env = "KVROUTER_DISCOVERY_BACKEND")]
+    pub discovery_backend: Option<DiscoveryFlag>,
+    /// Folder with `tokenizer.json`.
+    #[arg(long, env = "KVROUTER_ROUTER_TOKENIZER_PATH")]
+    pub router_tokenizer_path: Option<PathBuf>,
+    /// Address for requests.
+    #[arg(long, env = "KVROUTER_LISTEN_HTTP")]
+    pub listen_http: Option<SocketAddr>,
+    /// Address for `/metrics` and `/health/report`.
+    #[arg(long, env = "KVROUTER_LISTEN_METRICS")]
+    pub listen_metrics: Option<SocketAddr>,
+    /// Address for the admin endpoints.
+    #[arg(long, env = "KVROUTER_LISTEN_ADMIN")]
+    pub listen_admin: Option<SocketAddr>,
+    /// Log lines as JSON.
+    #[arg(long, env = "KVROUTER_LOG_JSON")]
+    pub log_json: bool,
+}
+
+/// Flags of `bridge`.
+#[derive(Clone, Debug, Args)]
+pub struct BridgeFlags {
+    /// The engine's `host:port`, as routers know the worker.
+    #[arg(long, env = "KVROUTER_WORKER")]
+    pub worker: String,
+    /// UID of the pod; outside Kubernetes the worker's name stands for it.
+    #[arg(long, env = "KVROUTER_POD_UID")]
+    pub pod_uid: Option<String>,
+    /// The engine's publisher; rank r is at port + r.
+    #[arg(long, env = "KVROUTER_KV_EVENTS", default_value = "tcp://127.0.0.1:5557")]
+    pub kv_events: Endpoint,
+    /// The engine's replay socket; rank r is at port + r. Empty: none.
+    #[arg(long, env = "KVROUTER_KV_REPLAY")]
+    pub kv_replay: Option<Endpoint>,
+    /// Data-parallel ranks of the engine.
+    #[arg(long, env = "KVROUTER_DP_SIZE", default_value_t = 1)]
+    pub dp_size: u32,
+    /// The broker.
+    #[arg(long, env = "KVROUTER_NATS_URL")]
+    pub nats_url: String,
+    /// Credentials file for the broker.
+    #[arg(long, env = "KVROUTER_NATS_CREDENTIALS")]
+    pub nats_credentials: Option<PathBuf>,
+    /// First token of every subject.
+    #[arg(long, env = "KVROUTER_SUBJECT_PREFIX", default_value = "kvrouter")]
+    pub subject_prefix: String,
+    /// Kubernetes namespace of the pool.
+    #[arg(long, env = "KVROUTER_NAMESPACE", default_value = "default")]
+    pub namespace: String,
+    /// Name of the pool.
+    #[arg(long, env = "KVROUTER_POOL", default_value = "default")]
+    pub pool: String,
+    /// The pool's model, as its routers have it.
+    #[arg(long, env = "KVROUTER_MODEL")]
+    pub model: String,
+    /// The model's revision, as the pool's routers have it.
+    #[arg(long, env = "KVROUTER_REVISION", default_value = "")]
+    pub revision: String,
+    /// Tokens per block, as the pool's routers have it.
+    #[arg(long, env = "KVROUTER_BLOCK_SIZE", default_value_t = 16)]
+    pub block_size: u32,
+    /// File with the secret that keys all block hashes.
+    #[arg(long, env = "KVROUTER_IDENTITY_SEED_FILE")]
+    pub identity_seed_file: Option<PathBuf>,
+    /// Folder that outlives the bridge's container but not the pod.
+    #[arg(long, env = "KVROUTER_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Address for `/livez` and `/metrics`.
+    #[arg(long, env = "KVROUTER_LISTEN_METRICS", default_value = "127.0.0.1:9092")]
+    pub listen_metrics: SocketAddr,
+    /// Log lines as JSON.
+    #[arg(long, env = "KVROUTER_LOG_JSON")]
+    pub log_json: bool,
+}
+
+/// A policy as flags spell it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[allow(missing_docs, reason = "the names are the policies'")]
+pub enum PolicyFlag {
+    CachePlusLoad,
+    KvAware,
+    LeastLoad,
+    RoundRobin,
+}
+
+/// An event transport as flags spell it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[allow(missing_docs, reason = "the names are the transports'")]
+pub enum TransportFlag {
+    Nats,
+    Zmq,
+    None,
+}
+
+/// A discovery backend as flags spell it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[allow(missing_docs, reason = "the names are the backends'")]
+pub enum DiscoveryFlag {
+    Static,
+}
+
+/// Settings of `serve` that make sense together.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// The file, with flags and variables applied.
+    pub file: RouterConfig,
+    /// Tokens per block.
+    pub size: BlockSize,
+    /// First values of the live settings.
+    pub live: Live,
+    /// The file that may change them.
+    pub live_path: Option<PathBuf>,
+    /// Secret that keys all block hashes; empty without one.
+    pub identity_seed: Vec<u8>,
+    /// Token that the admin port requires.
+    pub admin_token: Option<String>,
+}
+
+/// What may change while the router runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Live {
+    /// Settings of decisions.
+    pub settings: Settings,
+    /// How long trust lasts.
+    pub freshness: Freshness,
+    /// What decides for a target whose view earns no credit.
+    pub fallback: Fallback,
+}
+
+/// Why settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file cannot be read.
+    #[error("{}: {source}; check that it exists and is readable", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What was wrong.
+        source: std::io::Error,
+    },
+    /// The file is not the expected YAML.
+    #[error("{}:{line}: {message}", path.display())]
+    Yaml {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1; 0 where unknown.
+        line: usize,
+        /// Field and complaint.
+        message: String,
+    },
+    /// A value makes no sense.
+    #[error("{}:{line}: {field}: {message}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The line of the field, from 1; 0 where it is not in the file.
+        line: usize,
+        /// The field, as a path.
+        field: String,
+        /// What is wrong and what to do.
+        message: String,
+    },
+}
+
+/// One complaint about a value, before its file and line are known.
+struct Complaint {
+    field: String,
+    message: String,
+}
+
+type Checked = Result<(), Complaint>;
+
+fn complain(field: impl Into<String>, message: impl Into<String>) -> Checked {
+    Err(Complaint { field: field.into(), message: message.into() })
+}
+
+impl ServeConfig {
+    /// Reads the file, applies flags and variables, and checks the whole.
+    pub fn load(flags: &ServeFlags) -> Result<Self, ConfigError> {
+        let path = &flags.config;
+        let text = read(path)?;
+        let mut file: RouterConfig = parse(path, &text)?;
+        apply_flags(&mut file, flags);
+        check(&file).map_err(|complaint| complaint.at(path, &text))?;
+        let size = BlockSize::new(file.block_size).ok_or_else(|| {
+            Complaint { field: "blockSize".into(), message: "must be at least 1".into() }.at(path, &text)
+        })?;
+        let mut live = Live::of(&file);
+        if let Some(live_path) = &flags.live_config {
+            live = live.updated(live_path)?;
+        }
+        let identity_seed = match &file.identity_seed_file {
+            Some(path) => read_secret(path)?.into_bytes(),
+            None => Vec::new(),
+        };
+        let admin_token = file.admin_token_file.as_deref().map(read_secret).transpose()?;
+        Ok(Self { size, live, live_path: flags.live_config.clone(), identity_seed, admin_token, file })
+    }
+}
+
+impl Live {
+    fn of(file: &RouterConfig) -> Self {
+        let mut live = Self::default();
+        live.set(file.policy, file.overlap_weights, file.load_weights, file.freshness);
+        live
+    }
+
+    /// These settings with what the live file at `path` changes.
+    pub fn updated(mut self, path: &Path) -> Result<Self, ConfigError> {
+        let text = read(path)?;
+        let live: LiveSettings = parse(path, &text)?;
+        check_live(&live).map_err(|complaint| complaint.at(path, &text))?;
+        let policy = live.policy.unwrap_or_else(|| policy_of(self.settings.policy));
+        let overlap = live.overlap_weights.unwrap_or(file::OverlapWeights {
+            default: self.settings.overlap.default,
+            prefill: self.settings.overlap.prefill,
+            decode: self.settings.overlap.decode,
+        });
+        let freshness = live.freshness.unwrap_or(file::Freshness {
+            budget_seconds: self.freshness.budget.0 / 1000,
+            fallback: self.fallback,
+        });
+        let kept = self.settings.load;
+        self.set(policy, overlap, live.load_weights, freshness);
+        if live.load_weights.is_none() {
+            self.settings.load = kept;
+        }
+        Ok(self)
+    }
+
+    fn set(
+        &mut self,
+        policy: file::Policy,
+        overlap: file::OverlapWeights,
+        load: Option<file::LoadWeights>,
+        freshness: file::Freshness,
+    ) {
+        let load = load.unwrap_or_default();
+        self.settings = Settings {
+            policy: match policy {
+                file::Policy::CachePlusLoad => PolicyKind::CachePlusLoad,
+                file::Policy::KvAware => PolicyKind::KvAware,
+                file::Policy::LeastLoad => PolicyKind::LeastLoad,
+                file::Policy::RoundRobin => PolicyKind::RoundRobin,
+            },
+            overlap: OverlapWeights {
+                default: overlap.default,
+                prefill: overlap.prefill,
+                decode: overlap.decode,
+            },
+            load: LoadWeights {
+                queue: load.queue,
+                decode: load.decode,
+                request: load.request,
+                imbalance: load.imbalance,
+            },
+            ..Settings::default()
+        };
+        self.freshness.budget = Millis::from_secs(freshness.budget_seconds);
+        self.fallback = freshness.fallback;
+    }
+}
+
+const fn policy_of(kind: PolicyKind) -> file::Policy {
+    match kind {
+        PolicyKind::CachePlusLoad => file::Policy::CachePlusLoad,
+        PolicyKind::KvAware => file::Policy::KvAware,
+        PolicyKind::LeastLoad => file::Policy::LeastLoad,
+        PolicyKind::RoundRobin => file::Policy::RoundRobin,
+    }
+}
+
+fn apply_flags(file: &mut RouterConfig, flags: &ServeFlags) {
+    if let Some(policy) = flags.router_policy {
+        file.policy = match policy {
+            PolicyFlag::CachePlusLoad => file::Policy::CachePlusLoad,
+            PolicyFlag::KvAware => file::Policy::KvAware,
+            PolicyFlag::LeastLoad => file::Policy::LeastLoad,
+            PolicyFlag::RoundRobin => file::Policy::RoundRobin,
+        };
+    }
+    if let Some(weight) = flags.kv_overlap_weight {
+        file.overlap_weights.default = weight;
+    }
+    file.overlap_weights.prefill = flags.kv_prefill_overlap_weight.or(file.overlap_weights.prefill);
+    file.overlap_weights.decode = flags.kv_decode_overlap_weight.or(file.overlap_weights.decode);
+    if let Some(transport) = flags.kv_event_transport {
+        file.kv_events.transport = match transport {
+            TransportFlag::Nats => EventTransport::NATS,
+            TransportFlag::Zmq => EventTransport::ZMQ,
+            TransportFlag::None => EventTransport::None,
+        };
+    }
+    if let Some(DiscoveryFlag::Static) = flags.discovery_backend {
+        file.discovery.backend = file::DiscoveryBackend::Static;
+    }
+    if let Some(path) = &flags.router_tokenizer_path {
+        file.model.tokenizer = Some(file::Tokenizer { path: path.clone() });
+    }
+    file.listen.http = flags.listen_http.unwrap_or(file.listen.http);
+    file.listen.metrics = flags.listen_metrics.unwrap_or(file.listen.metrics);
+    file.listen.admin = flags.listen_admin.unwrap_or(file.listen.admin);
+}
+
+fn check(file: &RouterConfig) -> Checked {
+    check_version(file.schema_version)?;
+    for (field, label) in [("pool.namespace", &file.pool.namespace), ("pool.name", &file.pool.name)] {
+        if !is_dns_label(label) {
+            return complain(field, "must be a DNS label: lower-case letters, digits and `-`, at most 63");
+        }
+    }
+    if file.model.name.is_empty() {
+        return complain("model.name", "must not be empty; give the name that requests use");
+    }
+    check_listen(&file.listen)?;
+    check_workers(file)?;
+    check_events(&file.kv_events)?;
+    check_policy(file.policy, &file.overlap_weights, file.load_weights.as_ref())?;
+    check_freshness(&file.freshness)?;
+    let limits = [
+        ("limits.requestBodyBytes", file.limits.request_body_bytes),
+        ("limits.connectTimeoutSeconds", file.limits.connect_timeout_seconds),
+        ("limits.firstByteTimeoutSeconds", file.limits.first_byte_timeout_seconds),
+        ("limits.receipts", file.limits.receipts),
+    ];
+    match limits.iter().find(|(_, limit)| *limit == 0) {
+        Some((field, _)) => complain(*field, "must be at least 1"),
+        None => Ok(()),
+    }
+}
+
+fn check_version(version: u32) -> Checked {
+    match version {
+        file::SCHEMA_VERSION => Ok(()),
+        newer if newer > file::SCHEMA_VERSION => complain(
+            "schemaVersion",
+            format!(
+                "is {newer}, and this router understands {}: VersionSkew; upgrade the router",
+                file::SCHEMA_VERSION
+            ),
+        ),
+        older => complain("schemaVersion", format!("is {older}; write {}", file::SCHEMA_VERSION)),
+    }
+}
+
+fn check_listen(listen: &file::Listen) -> Checked {
+    let all = [("listen.http", listen.http), ("listen.metrics", listen.metrics), ("listen.admin", listen.admin)];
+    for (position, (field, address)) in all.iter().enumerate() {
+        let same = all[..position].iter().find(|(_, other)| other.port() == address.port() && address.port() != 0);
+        if let Some((other, _)) = same {
+            return complain(*field, format!("has the port of {other}; give each its own"));
+        }
+    }
+    Ok(())
+}
+
+fn check_workers(file: &RouterConfig) -> Checked {
+    let mut seen = HashSet::new();
+    for (position, worker) in file.discovery.workers.iter().enumerate() {
+        let field = |name: &str| format!("discovery.workers[{position}].{name}");
+        let id = worker_id(&worker.url).map_err(|message| Complaint { field: field("url"), message })?;
+        if !seen.insert(id.clone()) {
+            return complain(field("url"), format!("names {id} a second time; list each worker once"));
+        }
+        if worker.dp_size == 0 || worker.dp_size > MAX_DP_SIZE {
+            return complain(field("dpSize"), format!("must be 1 to {MAX_DP_SIZE}"));
+        }
+        let Some(events) = &worker.kv_events else { continue };
+        let endpoints = [("kvEvents.endpoint", Some(&events.endpoint)), ("kvEvents.replayEndpoint", events.replay_endpoint.as_ref())];
+        for (name, endpoint) in endpoints {
+            if let Some(Err(error)) = endpoint.map(|endpoint| endpoint.parse::<Endpoint>()) {
+                return complain(field(name), error.to_string());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Most ranks behind one URL: the widest expert parallelism in use is 320.
+const MAX_DP_SIZE: u32 = 1024;
+
+/// The worker that a base URL names: its `host:port`.
+pub fn worker_id(url: &str) -> Result<String, String> {
+    let hint = "write http://host:port";
+    let uri: http::Uri = url.parse().map_err(|error| format!("is no URL ({error}); {hint}"))?;
+    if uri.scheme_str() != Some("http") {
+        return Err(format!("must be plain http inside the cluster; {hint}"));
+    }
+    if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+        return Err(format!("must have no path and no query; {hint}"));
+    }
+    let host = uri.host().ok_or_else(|| format!("has no host; {hint}"))?;
+    Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80)))
+}
+
+fn check_events(events: &file::KvEvents) -> Checked {
+    match (events.transport, &events.nats) {
+        (EventTransport::NATS, None) => {
+            complain("kvEvents.nats", "is missing, and kvEvents.transport is NATS; give nats.url, or transport ZMQ or None")
+        }
+        (EventTransport::ZMQ | EventTransport::None, Some(_)) => {
+            complain("kvEvents.nats", "is set, but kvEvents.transport is not NATS; remove one of them")
+        }
+        (EventTransport::NATS, Some(nats)) if nats.url.parse::<async_nats::ServerAddr>().is_err() => {
+            complain("kvEvents.nats.url", "is no NATS address; write nats://host:port")
+        }
+        (EventTransport::NATS, Some(nats)) if !is_subject_prefix(&nats.subject_prefix) => {
+            complain("kvEvents.nats.subjectPrefix", "must be letters, digits, `-` and `_`")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_live(live: &LiveSettings) -> Checked {
+    check_version(live.schema_version)?;
+    let policy = live.policy.unwrap_or_default();
+    let load = live.load_weights.as_ref().filter(|_| live.policy.is_some());
+    check_policy(policy, &live.overlap_weights.unwrap_or_default(), load)?;
+    check_freshness(&live.freshness.unwrap_or_default())
+}
+
+fn check_policy(
+    policy: file::Policy,
+    overlap: &file::OverlapWeights,
+    load: Option<&file::LoadWeights>,
+) -> Checked {
+    let mut weights = vec![("overlapWeights.default", overlap.default)];
+    weights.extend(overlap.prefill.map(|weight| ("overlapWeights.prefill", weight)));
+    weights.extend(overlap.decode.map(|weight| ("overlapWeights.decode", weight)));
+    if let Some(load) = load {
+        if policy != file::Policy::CachePlusLoad {
+            return complain("loadWeights", "only count with policy CachePlusLoad; remove them or change policy");
+        }
+        weights.extend([
+            ("loadWeights.queue", load.queue),
+            ("loadWeights.decode", load.decode),
+            ("loadWeights.request", load.request),
+            ("loadWeights.imbalance", load.imbalance),
+        ]);
+    }
+    match weights.iter().find(|(_, weight)| !(0.0..=MAX_WEIGHT).contains(weight)) {
+        Some((field, weight)) => complain(*field, format!("is {weight}; must be 0 to {MAX_WEIGHT}")),
+        None => Ok(()),
+    }
+}
+
+/// Largest weight: costs stay finite and exact in a double.
+const MAX_WEIGHT: f64 = 1e6;
+
+fn check_freshness(freshness: &file::Freshness) -> Checked {
+    if !(3..=3600).contains(&freshness.budget_seconds) {
+        return complain("freshness.budgetSeconds", "must be 3 to 3600: below 3 a single lost heartbeat ends all credit");
+    }
+    Ok(())
+}
+
+fn is_dns_label(label: &str) -> bool {
+    let inner = |character: char| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '-';
+    (1..=63).contains(&label.len())
+        && label.chars().all(inner)
+        && !label.starts_with('-')
+        && !label.ends_with('-')
+}
+
+fn is_subject_prefix(prefix: &str) -> bool {
+    let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_');
+    (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed)
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })
+}
+
+/// A secret from a file, without the newline that editors add.
+pub fn read_secret(path: &Path) -> Result<String, ConfigError> {
+    let text = read(path)?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
+    serde_yaml::from_str(text).map_err(|error| {
+        let line = error.location().map_or(0, |location| location.line());
+        let message = error.to_string();
+        // The position stands in front already.
+        let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
+        ConfigError::Yaml { path: path.to_owned(), line, message }
+    })
+}
+
+impl Complaint {
+    fn at(self, path: &Path, text: &str) -> ConfigError {
+        let line = line_of(text, &self.field);
+        ConfigError::Value { path: path.to_owned(), line, field: self.field, message: self.message }
+    }
+}
+
+/// The line, from 1, where `field` (a path like `a.b[2].c`) stands in block
+/// style YAML; its nearest parent's line where it is absent, 0 for none.
+fn line_of(text: &str, field: &str) -> usize {
+    let lines: Vec<&str> = text.lines().collect();
+    let (mut at, mut found) = (0, 0);
+    for step in field.split('.') {
+        let (name, index) = match step.split_once('[') {
+            Some((name, index)) => (name, index.trim_end_matches(']').parse::<usize>().ok()),
+            None => (step, None),
+        };
+        let is_key = |line: &&str| {
+            let line = line.trim_start_matches([' ', '-', '{', '"', '\'']);
+            line.strip_prefix(name).is_some_and(|rest| rest.trim_start_matches(['"', '\'']).starts_with(':'))
+                || line.contains(&format!(" {name}:"))
+        };
+        let Some(offset) = lines.get(at..).and_then(|rest| rest.iter().position(is_key)) else { break };
+        at += offset;
+        if let Some(index) = index {
+            let items = lines.iter().enumerate().skip(at + 1).filter(|(_, line)| line.trim_start().starts_with('-'));
+            at = items.map(|(number, _)| number).nth(index).unwrap_or(at);
+        }
+        found = at + 1;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "schemaVersion: 1
+pool: {namespace: default, name: demo}
+model: {name: tiny}
+blockSize: 16
+listen: {http: 127.0.0.1:0, metrics: 127.0.0.1:0, admin: 127.0.0.1:0}
+discovery:
+  backend: Static
+  workers:
+    - {url: \"http://127.0.0.1:8001\"}
+    - url: http://127.0.0.1:8002
+      dpSize: 2
+kvEvents:
+  transport: ZMQ
+";
+
+    fn load(text: &str, flags: &[&str]) -> Result<ServeConfig, ConfigError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("router.yaml");
+        std::fs::write(&path, text).expect("written");
+        let path = path.to_str().expect("plain");
+        let arguments = [&["kv-router", "serve", "--config", path], flags].concat();
+        let Command::Serve(flags) = Cli::try_parse_from(arguments).expect("valid flags").command else {
+            panic!("serve")
+        };
+        ServeConfig::load(&flags)
+    }
+
+    #[track_caller]
+    fn check(why: &str, from: &str, to: &str, expected: &str) {
+        let text = GOOD.replace(from, to);
+        assert_ne!(text, GOOD, "{why}: the case changes the file");
+        let message = load(&text, &[]).expect_err(why).to_string();
+        let message = message.split_once("router.yaml:").expect("names the file").1;
+        assert!(message.starts_with(expected), "{why}: {message}");
+    }
+
+    #[test]
+    fn bad_files_are_refused_by_line_and_field() {
+        load(GOOD, &[]).expect("the base is good");
+        check("unknown field", "blockSize: 16", "blockSizes: 16", "4: unknown field `blockSizes`");
+        check("unknown nested field", "dpSize: 2", "dpsize: 2", "11: discovery.workers[1]: unknown field `dpsize`");
+        check("wrong type", "blockSize: 16", "blockSize: big", "4: blockSize: invalid type");
+        check("unknown word", "transport: ZMQ", "transport: on", "13: kvEvents.transport: ");
+        check("missing field", "model: {name: tiny}\n", "", "1: missing field `model`");
+        check("zero block", "blockSize: 16", "blockSize: 0", "4: blockSize: must be");
+        check("no broker", "transport: ZMQ", "transport: NATS", "12: kvEvents.nats: is missing");
+        check("twice the same worker", "8002", "8001", "10: discovery.workers[1].url: names 127.0.0.1:8001");
+        check("https", "url: http://127", "url: https://127", "10: discovery.workers[1].url: must be plain http");
+        check("no ranks", "dpSize: 2", "dpSize: 0", "11: discovery.workers[1].dpSize: must be");
+        check("newer file", "schemaVersion: 1", "schemaVersion: 2", "1: schemaVersion: is 2");
+        check("two ports alike", "metrics: 127.0.0.1:0, admin: 127.0.0.1:0", "metrics: 127.0.0.1:7, admin: 127.0.0.1:7", "5: listen.admin: has the port");
+        let weights = |text: &str| GOOD.to_owned() + text;
+        for (why, addition, expected) in [
+            ("contradiction", "policy: KvAware\nloadWeights: {queue: 2}\n", "15: loadWeights: only count"),
+            ("negative weight", "overlapWeights: {default: -1}\n", "14: overlapWeights.default: is -1"),
+            ("not a number", "overlapWeights: {default: .nan}\n", "14: overlapWeights.default: is NaN"),
+            ("short budget", "freshness: {budgetSeconds: 1}\n", "14: freshness.budgetSeconds: must be"),
+        ] {
+            let message = load(&weights(addition), &[]).expect_err(why).to_string();
+            assert!(message.contains(&format!("router.yaml:{expected}")), "{why}: {message}");
+        }
+    }
+
+    #[test]
+    fn flags_beat_the_file() {
+        let config = load(GOOD, &["--router-policy", "kv-aware", "--kv-overlap-weight", "2.5"]).expect("good");
+        assert_eq!(config.live.settings.policy, PolicyKind::KvAware);
+        assert_eq!(config.live.settings.overlap.default, 2.5);
+    }
+
+    #[test]
+    fn live_settings_change_only_what_they_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("live.yaml");
+        std::fs::write(&path, "schemaVersion: 1\noverlapWeights: {default: 3}\n").expect("written");
+        let before = Live::of(&serde_yaml::from_str(GOOD).expect("good"));
+        let after = before.updated(&path).expect("good");
+        assert_eq!(after.settings.overlap.default, 3.0);
+        assert_eq!(after.settings.load, before.settings.load);
+        assert_eq!(after.freshness, before.freshness);
+    }
+}

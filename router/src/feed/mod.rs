@@ -1,0 +1,8 @@
+//! How cache events reach the router.
+//!
+//! [`zmtp`] talks to an engine's sockets; [`engine`] turns what they send into
+//! a sound stream of changes, and runs in two places: in the router ([`zmq`])
+//! and beside the engine ([`bridge`]), which publishes it over NATS to routers
+//! that follow it ([`nats`], [`follow`]). [`subjects`] names what both use.
+
+pub mod zmtp;
