@@ -405,9 +405,11 @@ fn check_version(version: u32) -> Checked {
 }
 
 fn check_listen(listen: &file::Listen) -> Checked {
-    let all = [("listen.http", listen.http), ("listen.metrics", listen.metrics), ("listen.admin", listen.admin)];
+    let all =
+        [("listen.http", listen.http), ("listen.metrics", listen.metrics), ("listen.admin", listen.admin)];
     for (position, (field, address)) in all.iter().enumerate() {
-        let same = all[..position].iter().find(|(_, other)| other.port() == address.port() && address.port() != 0);
+        let same =
+            all[..position].iter().find(|(_, other)| other.port() == address.port() && address.port() != 0);
         if let Some((other, _)) = same {
             return complain(*field, format!("has the port of {other}; give each its own"));
         }
@@ -427,7 +429,10 @@ fn check_workers(file: &RouterConfig) -> Checked {
             return complain(field("dpSize"), format!("must be 1 to {MAX_DP_SIZE}"));
         }
         let Some(events) = &worker.kv_events else { continue };
-        let endpoints = [("kvEvents.endpoint", Some(&events.endpoint)), ("kvEvents.replayEndpoint", events.replay_endpoint.as_ref())];
+        let endpoints = [
+            ("kvEvents.endpoint", Some(&events.endpoint)),
+            ("kvEvents.replayEndpoint", events.replay_endpoint.as_ref()),
+        ];
         for (name, endpoint) in endpoints {
             if let Some(Err(error)) = endpoint.map(|endpoint| endpoint.parse::<Endpoint>()) {
                 return complain(field(name), error.to_string());
@@ -456,9 +461,10 @@ pub fn worker_id(url: &str) -> Result<String, String> {
 
 fn check_events(events: &file::KvEvents) -> Checked {
     match (events.transport, &events.nats) {
-        (EventTransport::NATS, None) => {
-            complain("kvEvents.nats", "is missing, and kvEvents.transport is NATS; give nats.url, or transport ZMQ or None")
-        }
+        (EventTransport::NATS, None) => complain(
+            "kvEvents.nats",
+            "is missing, and kvEvents.transport is NATS; give nats.url, or transport ZMQ or None",
+        ),
         (EventTransport::ZMQ | EventTransport::None, Some(_)) => {
             complain("kvEvents.nats", "is set, but kvEvents.transport is not NATS; remove one of them")
         }
@@ -490,7 +496,10 @@ fn check_policy(
     weights.extend(overlap.decode.map(|weight| ("overlapWeights.decode", weight)));
     if let Some(load) = load {
         if policy != file::Policy::CachePlusLoad {
-            return complain("loadWeights", "only count with policy CachePlusLoad; remove them or change policy");
+            return complain(
+                "loadWeights",
+                "only count with policy CachePlusLoad; remove them or change policy",
+            );
         }
         weights.extend([
             ("loadWeights.queue", load.queue),
@@ -510,13 +519,17 @@ const MAX_WEIGHT: f64 = 1e6;
 
 fn check_freshness(freshness: &file::Freshness) -> Checked {
     if !(3..=3600).contains(&freshness.budget_seconds) {
-        return complain("freshness.budgetSeconds", "must be 3 to 3600: below 3 a single lost heartbeat ends all credit");
+        return complain(
+            "freshness.budgetSeconds",
+            "must be 3 to 3600: below 3 a single lost heartbeat ends all credit",
+        );
     }
     Ok(())
 }
 
 fn is_dns_label(label: &str) -> bool {
-    let inner = |character: char| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '-';
+    let inner =
+        |character: char| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '-';
     (1..=63).contains(&label.len())
         && label.chars().all(inner)
         && !label.starts_with('-')
@@ -573,7 +586,8 @@ fn line_of(text: &str, field: &str) -> usize {
         let Some(offset) = lines.get(at..).and_then(|rest| rest.iter().position(is_key)) else { break };
         at += offset;
         if let Some(index) = index {
-            let items = lines.iter().enumerate().skip(at + 1).filter(|(_, line)| line.trim_start().starts_with('-'));
+            let items =
+                lines.iter().enumerate().skip(at + 1).filter(|(_, line)| line.trim_start().starts_with('-'));
             at = items.map(|(number, _)| number).nth(index).unwrap_or(at);
         }
         found = at + 1;
@@ -625,17 +639,32 @@ kvEvents:
     fn bad_files_are_refused_by_line_and_field() {
         load(GOOD, &[]).expect("the base is good");
         check("unknown field", "blockSize: 16", "blockSizes: 16", "4: unknown field `blockSizes`");
-        check("unknown nested field", "dpSize: 2", "dpsize: 2", "11: discovery.workers[1]: unknown field `dpsize`");
+        check(
+            "unknown nested field",
+            "dpSize: 2",
+            "dpsize: 2",
+            "11: discovery.workers[1]: unknown field `dpsize`",
+        );
         check("wrong type", "blockSize: 16", "blockSize: big", "4: blockSize: invalid type");
         check("unknown word", "transport: ZMQ", "transport: on", "13: kvEvents.transport: ");
         check("missing field", "model: {name: tiny}\n", "", "1: missing field `model`");
         check("zero block", "blockSize: 16", "blockSize: 0", "4: blockSize: must be");
         check("no broker", "transport: ZMQ", "transport: NATS", "12: kvEvents.nats: is missing");
         check("twice the same worker", "8002", "8001", "10: discovery.workers[1].url: names 127.0.0.1:8001");
-        check("https", "url: http://127", "url: https://127", "10: discovery.workers[1].url: must be plain http");
+        check(
+            "https",
+            "url: http://127",
+            "url: https://127",
+            "10: discovery.workers[1].url: must be plain http",
+        );
         check("no ranks", "dpSize: 2", "dpSize: 0", "11: discovery.workers[1].dpSize: must be");
         check("newer file", "schemaVersion: 1", "schemaVersion: 2", "1: schemaVersion: is 2");
-        check("two ports alike", "metrics: 127.0.0.1:0, admin: 127.0.0.1:0", "metrics: 127.0.0.1:7, admin: 127.0.0.1:7", "5: listen.admin: has the port");
+        check(
+            "two ports alike",
+            "metrics: 127.0.0.1:0, admin: 127.0.0.1:0",
+            "metrics: 127.0.0.1:7, admin: 127.0.0.1:7",
+            "5: listen.admin: has the port",
+        );
         let weights = |text: &str| GOOD.to_owned() + text;
         for (why, addition, expected) in [
             ("contradiction", "policy: KvAware\nloadWeights: {queue: 2}\n", "15: loadWeights: only count"),
@@ -650,7 +679,8 @@ kvEvents:
 
     #[test]
     fn flags_beat_the_file() {
-        let config = load(GOOD, &["--router-policy", "kv-aware", "--kv-overlap-weight", "2.5"]).expect("good");
+        let config =
+            load(GOOD, &["--router-policy", "kv-aware", "--kv-overlap-weight", "2.5"]).expect("good");
         assert_eq!(config.live.settings.policy, PolicyKind::KvAware);
         assert_eq!(config.live.settings.overlap.default, 2.5);
     }

@@ -45,8 +45,6 @@ pub struct Receipt {
     pub prompt_blocks: u64,
     /// Tokens per block.
     pub block_size: u32,
-    /// Leading blocks that only another namespace holds: never scored.
-    pub foreign_namespace_blocks: u64,
     /// All candidates, sorted by target.
     pub candidates: Vec<CandidateRecord>,
     /// The chosen one; `None` when there was none.
@@ -240,7 +238,6 @@ mod tests {
             exact_tokens: true,
             prompt_blocks: 0,
             block_size: 16,
-            foreign_namespace_blocks: 0,
             candidates: Vec::new(),
             chosen: None,
             outcome: Outcome::NoTarget,
@@ -253,7 +250,9 @@ mod tests {
     fn the_ring_is_bounded_and_joins_only_what_it_still_holds() {
         let mut ring = Ring::new(2);
         let numbers: Vec<_> = ["a", "b", "c"].iter().map(|id| ring.file(receipt(id))).collect();
-        numbers.iter().for_each(|number| ring.join(*number, ResultRecord { status: 200, ..Default::default() }));
+        numbers
+            .iter()
+            .for_each(|number| ring.join(*number, ResultRecord { status: 200, ..Default::default() }));
         let held: Vec<_> = ring.latest(9, |receipt| receipt.result.is_some());
         assert_eq!(held.iter().map(|receipt| &*receipt.request_id).collect::<Vec<_>>(), ["c", "b"]);
         assert_eq!(ring.filed(), 3);

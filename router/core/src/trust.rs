@@ -319,7 +319,12 @@ mod tests {
             set(&mut status);
             synced(status)
         };
-        check("orphans", &with(|s| s.incomplete = true), 1_000, (State::Incomplete, Reason::StoresMissing, true));
+        check(
+            "orphans",
+            &with(|s| s.incomplete = true),
+            1_000,
+            (State::Incomplete, Reason::StoresMissing, true),
+        );
         let misfit = with(|s| s.page_misfit = true);
         check("page", &misfit, 1_000, (State::Mismatched, Reason::PageSizeMismatch, false));
         let lost = with(|s| s.disconnected = true);

@@ -211,6 +211,15 @@ enum Unit {
     Command(Bytes),
 }
 
+impl Endpoint {
+    /// The same host `ranks` ports further: engines give every rank its own.
+    /// `None` beyond the last port.
+    pub fn offset(&self, ranks: u32) -> Option<Self> {
+        let port = u32::from(self.port).checked_add(ranks).and_then(|port| u16::try_from(port).ok())?;
+        Some(Self { host: self.host.clone(), port })
+    }
+}
+
 impl FromStr for Endpoint {
     type Err = EndpointError;
 

@@ -156,8 +156,7 @@ async fn every_loss_is_an_error() {
         ("inside a frame", &b"\x00\x01a\x00\x05ab"[..], "io"),
         ("between frames", &b"\x00\x01a\x01\x01b"[..], "io"),
     ] {
-        let (connection, mut peer) =
-            attempt(&[&hello(0, PUB)[..], said].concat(), Limits::default()).await;
+        let (connection, mut peer) = attempt(&[&hello(0, PUB)[..], said].concat(), Limits::default()).await;
         let mut connection = connection.expect(why);
         // A socket closed with bytes unread would reset the connection.
         heard(&mut peer, SUBSCRIBED_BYTES).await;

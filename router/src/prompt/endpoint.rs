@@ -86,7 +86,8 @@ fn chat(body: &Value) -> Result<Content<'_>, Refusal> {
         return ids_of(ids).map(Content::Ids).ok_or(Refusal::Malformed);
     }
     let messages = body.get("messages").and_then(Value::as_array).ok_or(Refusal::Malformed)?;
-    if is_true(body, "continue_final_message") || body.get("chat_template").is_some_and(|own| !own.is_null()) {
+    if is_true(body, "continue_final_message") || body.get("chat_template").is_some_and(|own| !own.is_null())
+    {
         return Err(Refusal::Unrenderable);
     }
     let present = |name: &str| {
@@ -168,7 +169,12 @@ mod tests {
         check("the first text", Endpoint::Completions, &of(json!(["a", "b"])), Ok(Content::Text("a")));
         check("ids", Endpoint::Completions, &of(json!([1, 2])), ids());
         check("the first ids", Endpoint::Completions, &of(json!([[1, 2], [3]])), ids());
-        check("no list of lists of lists", Endpoint::Completions, &of(json!([[[1]]])), Err(Refusal::Malformed));
+        check(
+            "no list of lists of lists",
+            Endpoint::Completions,
+            &of(json!([[[1]]])),
+            Err(Refusal::Malformed),
+        );
         check("negative ids", Endpoint::Completions, &of(json!([-1])), Err(Refusal::Malformed));
         check("empty", Endpoint::Completions, &of(json!([])), Err(Refusal::Malformed));
         check("none", Endpoint::Completions, &json!({}), Err(Refusal::Malformed));

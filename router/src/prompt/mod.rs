@@ -105,7 +105,13 @@ impl Prompter {
     /// Token ids of `body`, a request to `endpoint`, as an engine of `engine`'s
     /// family would make them. `adapter` is the LoRA adapter that the request's
     /// model names. CPU-bound: about 30 ns a byte.
-    pub fn prepare(&self, endpoint: Endpoint, body: &Value, engine: Engine, adapter: Option<Arc<str>>) -> Prompt {
+    pub fn prepare(
+        &self,
+        endpoint: Endpoint,
+        body: &Value,
+        engine: Engine,
+        adapter: Option<Arc<str>>,
+    ) -> Prompt {
         let salt = body.get("cache_salt").and_then(Value::as_str).map(Into::into);
         let namespace = Namespace { adapter, salt };
         match self.tokens(endpoint, body, engine) {

@@ -109,7 +109,9 @@ impl Writer<'_> {
                 '\t' => self.out.push_str("\\t"),
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
-                character if u32::from(character) < 0x20 || (self.style.ensure_ascii && !character.is_ascii()) => {
+                character
+                    if u32::from(character) < 0x20 || (self.style.ensure_ascii && !character.is_ascii()) =>
+                {
                     for unit in character.encode_utf16(&mut [0; 2]) {
                         let _ = write!(self.out, "\\u{unit:04x}");
                     }
@@ -147,7 +149,8 @@ mod tests {
             r#"{"b": [1, 2.0, -0.5, true, null], "a": {}, "text": "é\"\n\u0001</script>😀", "list": []}"#,
         )
         .expect("valid");
-        let line = r#"{"b": [1, 2.0, -0.5, true, null], "a": {}, "text": "é\"\n\u0001</script>😀", "list": []}"#;
+        let line =
+            r#"{"b": [1, 2.0, -0.5, true, null], "a": {}, "text": "é\"\n\u0001</script>😀", "list": []}"#;
         assert_eq!(dumps(&value, &Style::default()), line);
         let small: Value = serde_json::from_str(r#"{"b": [1], "a": "é😀"}"#).expect("valid");
         let indented = "{\n    \"b\": [\n        1\n    ],\n    \"a\": \"é😀\"\n}";
@@ -157,8 +160,14 @@ mod tests {
         let tight = Style { separators: Some((",".into(), ":".into())), ..Style::default() };
         assert_eq!(dumps(&small, &tight), r#"{"b":[1],"a":"é😀"}"#);
         for (float, python) in [
-            ("1e22", "1e+22"), ("1.5e-7", "1.5e-07"), ("0.1", "0.1"), ("1e15", "1000000000000000.0"),
-            ("1e16", "1e+16"), ("0.0001", "0.0001"), ("-0.0", "-0.0"), ("1.5e300", "1.5e+300"),
+            ("1e22", "1e+22"),
+            ("1.5e-7", "1.5e-07"),
+            ("0.1", "0.1"),
+            ("1e15", "1000000000000000.0"),
+            ("1e16", "1e+16"),
+            ("0.0001", "0.0001"),
+            ("-0.0", "-0.0"),
+            ("1.5e300", "1.5e+300"),
         ] {
             assert_eq!(dumps(&serde_json::from_str(float).expect("valid"), &Style::default()), python);
         }

@@ -208,7 +208,9 @@ impl Template {
                     Value::from(texts.join(profile.part_separator))
                 }
             }
-            Some(Value::String(text)) if self.takes_parts && fields.get("role") == Some(&Value::from("user")) => {
+            Some(Value::String(text))
+                if self.takes_parts && fields.get("role") == Some(&Value::from("user")) =>
+            {
                 // Templates that loop over parts also take plain text.
                 Value::from(text.as_str())
             }
@@ -299,12 +301,22 @@ fn to_json(value: &Jinja, options: Kwargs) -> Result<Jinja, minijinja::Error> {
 /// vLLM's "openai" content format expects.
 fn loops_over_parts(text: &str) -> bool {
     let squeezed: String = text.chars().filter(|character| !character.is_whitespace()).collect();
-    ["inmessage.content", "inmessage['content']", "inmessage[\"content\"]", "inmsg.content", "inmsg['content']"]
-        .iter()
-        .any(|walk| squeezed.match_indices(walk).any(|(at, _)| squeezed[..at].rfind("{%").is_some_and(|tag| {
-            let head = &squeezed[tag..at];
-            head.contains("for") && !head.contains("%}")
-        })))
+    [
+        "inmessage.content",
+        "inmessage['content']",
+        "inmessage[\"content\"]",
+        "inmsg.content",
+        "inmsg['content']",
+    ]
+    .iter()
+    .any(|walk| {
+        squeezed.match_indices(walk).any(|(at, _)| {
+            squeezed[..at].rfind("{%").is_some_and(|tag| {
+                let head = &squeezed[tag..at];
+                head.contains("for") && !head.contains("%}")
+            })
+        })
+    })
 }
 
 fn named_templates(config: &Value) -> Vec<(String, String)> {

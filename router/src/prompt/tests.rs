@@ -41,7 +41,11 @@ fn check(why: &str, body: &Value, expected: Refusal) {
 #[test]
 fn what_cannot_be_rendered_exactly_is_refused_by_name() {
     let user = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
-    check("an image", &user(json!([{"type": "image_url", "image_url": {"url": "http://x"}}])), Refusal::Media);
+    check(
+        "an image",
+        &user(json!([{"type": "image_url", "image_url": {"url": "http://x"}}])),
+        Refusal::Media,
+    );
     check("a number", &user(json!(5)), Refusal::Malformed);
     check("no role", &json!({"messages": [{"content": "a"}]}), Refusal::Malformed);
     check("no messages", &json!({}), Refusal::Malformed);
@@ -62,15 +66,19 @@ fn without_a_tokenizer_only_ids_are_taken() {
 #[test]
 fn salt_and_adapter_name_the_namespace() {
     let body = json!({"prompt": [1], "cache_salt": "s"});
-    let prompt = Prompter::without_tokenizer().prepare(Endpoint::Completions, &body, Engine::VLLM, Some("a".into()));
+    let prompt =
+        Prompter::without_tokenizer().prepare(Endpoint::Completions, &body, Engine::VLLM, Some("a".into()));
     assert_eq!(prompt.namespace, Namespace { adapter: Some("a".into()), salt: Some("s".into()) });
 }
 
 #[test]
 fn a_template_that_never_ends_is_stopped() {
     let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("chat_template.jinja"), "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}")
-        .expect("written");
+    std::fs::write(
+        folder.path().join("chat_template.jinja"),
+        "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+    )
+    .expect("written");
     let template = Template::load(folder.path()).expect("valid").expect("there");
     let body = json!({"messages": [{"role": "user", "content": "a"}]});
     let Ok(Content::Chat(chat)) = endpoint::content(Endpoint::Chat, &body) else { panic!("a chat") };

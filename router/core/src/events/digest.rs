@@ -23,6 +23,8 @@ use crate::units::BlockSize;
 pub const MAX_PAGES: usize = 8 << 20;
 /// Most namespaces in one view. Stores of further ones are dropped and counted.
 pub const MAX_NAMESPACES: usize = 1 << 16;
+/// Most KV-cache groups that are told apart; models have fewer than ten.
+const MAX_GROUPS: usize = 256;
 
 /// What happened to the events of a view since its digester was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,9 +71,13 @@ pub struct Digester {
     /// Interned: pages hold the position in this list.
     namespaces: Vec<(NamespaceId, BlockHash)>,
     namespace_ids: FxHashMap<Namespace, u32>,
+    /// Positions that no page uses any more.
+    free_namespaces: Vec<u32>,
     /// How many complete chains of pages stand for a block, per tier.
     blocks: FxHashMap<(u32, BlockHash), [u32; 3]>,
     other_groups: FxHashSet<Option<u32>>,
+    /// Groups taken for main attention; vLLM 0.20 and 0.21 do not name kinds.
+    main_groups: FxHashSet<Option<u32>>,
     quality: Quality,
     counts: Counts,
 }
@@ -117,6 +123,10 @@ struct Reference {
     count: u32,
 }
 
+/// A page that cannot be placed: it would cross the end of its block, its
+/// predecessor is gone, or the view is full.
+struct Misplaced;
+
 /// Builds deltas, joining neighbours of one chain.
 #[derive(Default)]
 struct Deltas(Vec<Delta>);
@@ -132,6 +142,8 @@ impl Digester {
             namespace_ids: FxHashMap::default(),
             blocks: FxHashMap::default(),
             other_groups: FxHashSet::default(),
+            main_groups: FxHashSet::default(),
+            free_namespaces: Vec::new(),
             quality: Quality::default(),
             counts: Counts::default(),
         }
@@ -162,6 +174,7 @@ impl Digester {
         self.forget();
         self.quality = Quality { page: self.quality.page, ..Quality::default() };
         self.other_groups.clear();
+        self.main_groups.clear();
     }
 
     /// Says that the stream's beginning was not seen.
@@ -209,12 +222,18 @@ impl Digester {
         self.quality.paired |= event.paired;
         if event.kind == GroupKind::Other {
             self.quality.hybrid = true;
-            self.other_groups.insert(event.group);
+            if self.other_groups.len() < MAX_GROUPS {
+                self.other_groups.insert(event.group);
+            }
             return;
         }
         if event.tokens.is_empty() {
             return self.update_tier(event, deltas);
         }
+        if self.main_groups.len() < MAX_GROUPS {
+            self.main_groups.insert(event.group);
+        }
+        self.quality.hybrid |= self.main_groups.len() > 1;
         self.quality.page = Some(event.page);
         if !self.size.holds_pages_of(event.page) {
             self.quality.page_misfit = true;
@@ -227,13 +246,17 @@ impl Digester {
             let opaque = event.extra_keys.get(index).is_some_and(|keys| {
                 keys.iter().any(|key| !is_text_key(key, event.adapter.as_ref(), first_of_prompt))
             });
-            let Some(next) = self.place_after(&place, tokens, opaque) else {
+            let inner = matches!(place.content, Content::Open(_)).then_some(before).flatten();
+            let next = self.place_after(&place, tokens, opaque);
+            let added = next.and_then(|next| {
+                self.add(*hash, next.clone(), inner, event, deltas)?;
+                Ok(next)
+            });
+            let Ok(next) = added else {
                 self.counts.dropped += (event.hashes.len() - index) as u64;
                 self.quality.incomplete = true;
                 return;
             };
-            let inner = matches!(place.content, Content::Open(_)).then_some(before).flatten();
-            self.add(*hash, next.clone(), inner, event.group, event.tier, deltas);
             (place, before) = (next, Some(*hash));
         }
     }
@@ -266,22 +289,44 @@ impl Digester {
         if let Some(known) = self.namespace_ids.get(&namespace) {
             return Some(*known);
         }
-        if self.namespaces.len() >= MAX_NAMESPACES {
-            return None;
+        if self.namespaces.len() >= MAX_NAMESPACES && self.free_namespaces.is_empty() {
+            self.sweep_namespaces();
         }
-        let position = self.namespaces.len() as u32;
-        self.namespaces.push((self.identity.id(&namespace), self.identity.root(&namespace)));
+        let entry = (self.identity.id(&namespace), self.identity.root(&namespace));
+        let position = match self.free_namespaces.pop() {
+            Some(position) => position,
+            None if self.namespaces.len() >= MAX_NAMESPACES => return None,
+            None => {
+                self.namespaces.push(entry);
+                self.namespaces.len() as u32 - 1
+            }
+        };
+        self.namespaces[position as usize] = entry;
         self.namespace_ids.insert(namespace, position);
         Some(position)
     }
 
-    /// The place of a page with `tokens` behind `place`; `None` if the page
-    /// would cross the end of its block.
-    fn place_after(&self, place: &Place, tokens: &[u32], opaque: bool) -> Option<Place> {
+    /// Finds the namespaces that no page is in any more. O(pages), once per
+    /// [`MAX_NAMESPACES`] new ones at most while there are unused ones.
+    fn sweep_namespaces(&mut self) {
+        let used: FxHashSet<u32> = self.pages.values().map(|page| page.place.namespace).collect();
+        let free = &mut self.free_namespaces;
+        self.namespace_ids.retain(|_, position| {
+            let keep = used.contains(position);
+            if !keep {
+                free.push(*position);
+            }
+            keep
+        });
+    }
+
+    /// The place of a page with `tokens` behind `place`, unless the page would
+    /// cross the end of its block.
+    fn place_after(&self, place: &Place, tokens: &[u32], opaque: bool) -> Result<Place, Misplaced> {
         let (base, open): (BlockHash, &[u32]) = match &place.content {
             Content::Completes(hash) => (*hash, &[]),
             Content::Open(tokens) => (place.base, tokens),
-            Content::Opaque => return Some(place.clone()),
+            Content::Opaque => return Ok(place.clone()),
         };
         let content = if opaque {
             Content::Opaque
@@ -290,10 +335,10 @@ impl Digester {
             match block.len().cmp(&self.size.len()) {
                 std::cmp::Ordering::Less => Content::Open(block.into()),
                 std::cmp::Ordering::Equal => Content::Completes(next(base, &block, &mut Vec::new())),
-                std::cmp::Ordering::Greater => return None,
+                std::cmp::Ordering::Greater => return Err(Misplaced),
             }
         };
-        Some(Place { namespace: place.namespace, base, content })
+        Ok(Place { namespace: place.namespace, base, content })
     }
 
     fn add(
@@ -301,23 +346,20 @@ impl Digester {
         hash: EngineHash,
         place: Place,
         before: Option<EngineHash>,
-        group: Option<u32>,
-        tier: Tier,
+        event: &Stored,
         deltas: &mut Deltas,
-    ) {
+    ) -> Result<(), Misplaced> {
         // An engine that reuses a hash for other content means the new content.
         if self.pages.get(&hash).is_some_and(|known| known.place != place) {
-            if let Some(known) = self.pages.get_mut(&hash) {
-                known.references.clear();
-            }
-            self.settle(hash, deltas);
-            self.pages.remove(&hash);
+            self.evict_tree(hash, deltas);
+        }
+        // That can have taken the page before this one along, or be this one.
+        if before.is_some_and(|before| !self.pages.contains_key(&before)) {
+            return Err(Misplaced);
         }
         if !self.pages.contains_key(&hash) {
             if self.pages.len() >= MAX_PAGES {
-                self.counts.dropped += 1;
-                self.quality.incomplete = true;
-                return;
+                return Err(Misplaced);
             }
             if let Some(parent) = before.and_then(|before| self.pages.get_mut(&before)) {
                 parent.after.push(hash);
@@ -325,13 +367,35 @@ impl Digester {
             let page = Page { place, before, after: Vec::new(), references: Vec::new(), counted: None };
             self.pages.insert(hash, page);
         }
-        self.refer(hash, group, tier, deltas);
+        self.refer(hash, event, deltas);
+        Ok(())
+    }
+
+    /// Forgets a page and the pages after it in the same block, which mean
+    /// nothing without it.
+    fn evict_tree(&mut self, root: EngineHash, deltas: &mut Deltas) {
+        let mut tree = vec![root];
+        let mut at = 0;
+        while let Some(page) = tree.get(at).and_then(|hash| self.pages.get_mut(hash)) {
+            page.references.clear();
+            tree.extend_from_slice(&page.after);
+            at += 1;
+        }
+        self.settle(root, deltas);
+        let before = self.pages.get(&root).and_then(|page| page.before);
+        tree.iter().for_each(|hash| drop(self.pages.remove(hash)));
+        if let Some(before) = before {
+            if let Some(page) = self.pages.get_mut(&before) {
+                page.after.retain(|child| *child != root);
+            }
+            self.drop_unneeded(before);
+        }
     }
 
     fn update_tier(&mut self, event: &Stored, deltas: &mut Deltas) {
         for hash in &event.hashes {
             if self.pages.contains_key(hash) {
-                self.refer(*hash, event.group, event.tier, deltas);
+                self.refer(*hash, event, deltas);
             } else {
                 self.counts.unknown += 1;
                 self.quality.incomplete = true;
@@ -339,9 +403,13 @@ impl Digester {
         }
     }
 
-    fn refer(&mut self, hash: EngineHash, group: Option<u32>, tier: Tier, deltas: &mut Deltas) {
+    fn refer(&mut self, hash: EngineHash, event: &Stored, deltas: &mut Deltas) {
+        let (group, tier) = (event.group, event.tier);
         let Some(page) = self.pages.get_mut(&hash) else { return };
         match page.references.iter_mut().find(|known| known.group == group && known.tier == tier) {
+            // vLLM repeats the stores of a session's hits on demand, without a
+            // second copy behind them. Counting one too few claims too little.
+            Some(_) if event.of_session => {}
             Some(known) => known.count = known.count.saturating_add(1),
             None => {
                 page.references.push(Reference { group, tier, count: 1 });
@@ -392,6 +460,7 @@ impl Digester {
         self.blocks = FxHashMap::default();
         self.namespaces.clear();
         self.namespace_ids.clear();
+        self.free_namespaces.clear();
     }
 
     /// Recounts the blocks that `hash` is a page of.
@@ -539,3 +608,7 @@ impl Deltas {
         self.0.push(Delta::Removed { namespace, hashes: vec![block], tier });
     }
 }
+
+#[cfg(test)]
+#[path = "digest_tests.rs"]
+mod tests;

@@ -1,8 +1,7 @@
-//! Tests of `digest`: recorded engines, every rule by name, random trees of pages.
+//! Tests of `digest`: every rule by name, recorded engines, random trees of pages.
 //!
-//! The oracle keeps what the digester avoids: for every page the engine named, the whole prefix from the root and
-//! one entry per stored copy. What is held follows from that list alone, by hashing whole prefixes with
-//! `blocks::chain`. Every batch is checked twice: deltas applied to a set, and the snapshot applied to nothing.
+//! Every batch is checked twice, whatever the test is about: its deltas applied to a set, and the snapshot applied
+//! to nothing. Both are compared with expected prefixes or with the oracle in `digest_oracle.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc;
@@ -10,11 +9,16 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
+use serde_json::Value;
 
+use self::oracle::{Oracle, block_of};
 use super::*;
 use crate::blocks::{IdentitySeed, chain};
 use crate::events::captures;
 use crate::events::wire::{WireError, decode};
+
+#[path = "digest_oracle.rs"]
+mod oracle;
 
 /// Held blocks, and the hash that each follows.
 type View = BTreeMap<(NamespaceId, BlockHash, Tier), BlockHash>;
@@ -85,151 +89,416 @@ impl Followed {
     }
 }
 
-// The oracle.
+// Rules, in blocks of four tokens.
 
-struct Oracle {
-    size: BlockSize,
-    page: usize,
-    pages: Vec<OraclePage>,
-    orphans: u64,
+/// A store; its page size follows from its arguments. Without tokens it is a tier update.
+fn stored(parent: Option<u64>, hashes: &[u64], tokens: &[u32]) -> Stored {
+    Stored {
+        hashes: hashes.iter().copied().map(EngineHash::Int).collect(),
+        parent: parent.map_or(Parent::Root, |hash| Parent::Page(EngineHash::Int(hash))),
+        tokens: tokens.to_vec(),
+        page: tokens.len().checked_div(hashes.len()).unwrap_or(0) as u32,
+        adapter: None,
+        salt: None,
+        extra_keys: Vec::new(),
+        tier: Tier::Device,
+        group: None,
+        kind: GroupKind::Main,
+        paired: false,
+        of_session: false,
+    }
 }
 
-struct OraclePage {
-    hash: EngineHash,
+fn store(parent: Option<u64>, hashes: &[u64], tokens: &[u32]) -> Event {
+    Event::Stored(stored(parent, hashes, tokens))
+}
+
+fn removed(hashes: &[u64]) -> Removed {
+    Removed { hashes: hashes.iter().copied().map(EngineHash::Int).collect(), tier: Tier::Device, group: None }
+}
+
+fn remove(hashes: &[u64]) -> Event {
+    Event::Removed(removed(hashes))
+}
+
+fn update(hashes: &[u64], tier: Tier) -> Event {
+    Event::Stored(Stored { tier, ..stored(None, hashes, &[]) })
+}
+
+/// An event of this tag that could not be read.
+fn unread(tag: &str) -> Event {
+    Event::Rejected { removal: tag == "BlockRemoved", error: WireError::Missing { field: "block_hashes" } }
+}
+
+fn namespace(adapter: Option<&str>, salt: Option<&str>) -> Namespace {
+    Namespace { adapter: adapter.map(Into::into), salt: salt.map(Into::into) }
+}
+
+/// A held block, by its whole prefix.
+struct Held {
     namespace: Namespace,
-    /// All tokens from the root, this page's included.
     prefix: Vec<u32>,
-    /// Group and tier of every copy that was stored and not removed.
-    copies: Vec<(Option<u32>, Tier)>,
+    tier: Tier,
 }
 
-impl Oracle {
-    fn new(size: u32) -> Self {
-        Self { size: BlockSize::new(size).expect("not zero"), page: 1, pages: Vec::new(), orphans: 0 }
-    }
+fn held(prefix: &[u32]) -> Held {
+    Held { namespace: Namespace::default(), prefix: prefix.to_vec(), tier: Tier::Device }
+}
 
-    fn apply(&mut self, event: &Event) {
-        match event {
-            Event::Stored(stored) => {
-                for at in self.place(stored) {
-                    self.pages[at].copies.push((stored.group, stored.tier));
-                }
-            }
-            Event::Removed(removed) => removed.hashes.iter().for_each(|hash| self.remove(*hash, removed)),
-            Event::Cleared => self.pages.clear(),
-            Event::Unknown | Event::Rejected { .. } => {}
-        }
-    }
+/// The blocks that end at these positions of [`TEXT`].
+fn text<const N: usize>(ends: [usize; N]) -> [Held; N] {
+    ends.map(|end| held(&TEXT[..end]))
+}
 
-    /// vLLM names the pages that a request hit, on request of a client: no new copies, unless we never saw them.
-    fn report(&mut self, stored: &Stored) {
-        let copy = (stored.group, stored.tier);
-        for at in self.place(stored) {
-            if !self.pages[at].copies.contains(&copy) {
-                self.pages[at].copies.push(copy);
-            }
-        }
-    }
+#[track_caller]
+fn check(why: &str, events: &[Event], expected: &[Held]) -> Digester {
+    let (identity, size) = (Identity::default(), BlockSize::new(BLOCK).expect("not zero"));
+    let expected: View = expected
+        .iter()
+        .map(|Held { namespace, prefix, tier }| {
+            let (block, base) = block_of(&identity, namespace, size, prefix);
+            ((identity.id(namespace), block, *tier), base)
+        })
+        .collect();
+    let mut followed = Followed::new(BLOCK);
+    followed.feed(events);
+    assert_eq!(followed.view, expected, "{why}");
+    followed.digester
+}
 
-    /// Positions of the event's pages in the list; new ones are added to it.
-    fn place(&mut self, event: &Stored) -> Vec<usize> {
-        if event.kind == GroupKind::Other {
-            return Vec::new();
-        }
-        if event.tokens.is_empty() {
-            return event.hashes.iter().filter_map(|hash| self.find(*hash)).collect();
-        }
-        self.page = event.page as usize;
-        let (namespace, mut prefix) = match event.parent {
-            Parent::Root => (salted_by(event), Vec::new()),
-            Parent::Page(parent) => match self.find(parent).map(|at| &self.pages[at]) {
-                Some(page) => (page.namespace.clone(), page.prefix.clone()),
-                None => {
-                    self.orphans += event.hashes.len() as u64;
-                    return Vec::new();
-                }
-            },
-        };
-        let mut placed = Vec::new();
-        for (hash, tokens) in event.hashes.iter().zip(event.tokens.chunks(self.page)) {
-            prefix.extend_from_slice(tokens);
-            placed.push(self.find(*hash).unwrap_or(self.pages.len()));
-            if self.find(*hash).is_none() {
-                let (namespace, prefix) = (namespace.clone(), prefix.clone());
-                self.pages.push(OraclePage { hash: *hash, namespace, prefix, copies: Vec::new() });
-            }
-        }
-        placed
-    }
+#[track_caller]
+fn check_quality(why: &str, events: &[Event], expected: Quality) {
+    let mut digester = Followed::new(BLOCK);
+    digester.feed(events);
+    assert_eq!(digester.digester.quality(), expected, "{why}");
+}
 
-    fn find(&self, hash: EngineHash) -> Option<usize> {
-        self.pages.iter().position(|page| page.hash == hash)
-    }
+/// A view of pages of four.
+fn good() -> Quality {
+    Quality { page: Some(4), ..Quality::default() }
+}
 
-    fn remove(&mut self, hash: EngineHash, event: &Removed) {
-        let Some(at) = self.find(hash) else { return };
-        let copies = &mut self.pages[at].copies;
-        let gone = copies.iter().position(|(group, tier)| {
-            *tier == event.tier && (event.group.is_none() || event.group == *group)
+#[test]
+fn a_block_leaves_with_its_last_copy() {
+    let rows = [
+        ("S", 1, 0),
+        ("SR", 0, 0),
+        ("SSR", 1, 0),
+        ("SSRR", 0, 0),
+        ("SSRRR", 0, 1),
+        ("RS", 1, 1),
+        ("SRSR", 0, 0),
+    ];
+    for (order, held, unknown) in rows {
+        let event = |step| if step == 'S' { store(None, &[1], &TEXT[..4]) } else { remove(&[1]) };
+        let events: Vec<Event> = order.chars().map(event).collect();
+        let digester = check(order, &events, &text([4])[..held]);
+        assert_eq!(digester.counts().unknown, unknown, "{order}");
+    }
+}
+
+#[test]
+fn an_orphan_is_counted_and_never_chained_from_the_root() {
+    let parent = || store(None, &[1], &TEXT[..4]);
+    let child = || store(Some(1), &[2], &TEXT[4..8]);
+    let grandchild = || store(Some(2), &[3], &TEXT[8..]);
+    let orphans = |digester: Digester| (digester.counts().orphans, digester.quality().incomplete);
+    assert_eq!(orphans(check("no parent", &[child()], &[])), (1, true));
+    assert_eq!(orphans(check("no grandparent", &[child(), grandchild()], &[])), (2, true));
+    assert_eq!(orphans(check("a late parent stands alone", &[child(), parent()], &text([4]))), (1, true));
+    assert_eq!(
+        orphans(check("the next store finds it", &[child(), parent(), child()], &text([4, 8]))),
+        (1, true)
+    );
+    assert_eq!(orphans(check("a parent that left", &[parent(), remove(&[1]), child()], &[])), (1, true));
+    assert_eq!(orphans(check("a family", &[parent(), child(), grandchild()], &text([4, 8, 12]))), (0, false));
+}
+
+#[test]
+fn a_hole_ends_its_own_block_only() {
+    let four = || store(None, &[1, 2, 3, 4], &TEXT[..8]);
+    let first = || store(None, &[1], &TEXT[..2]);
+    check("half a block is none", &[first()], &[]);
+    check("two stores fill a block", &[first(), store(Some(1), &[2], &TEXT[2..4])], &text([4]));
+    check("at the beginning", &[four(), remove(&[1])], &text([8]));
+    check("at the end", &[four(), remove(&[4])], &text([4]));
+    check("in both", &[four(), remove(&[2, 3])], &[]);
+    check("a hole is filled again", &[four(), remove(&[1]), first()], &text([4, 8]));
+    let other = || store(Some(1), &[5], &[90, 91]);
+    check("a gone half still says where the next belongs", &[four(), remove(&[1]), other()], &text([8]));
+    let both = [held(&TEXT[..4]), held(&TEXT[..8]), held(&[1, 2, 90, 91])];
+    check("and completes both when it returns", &[four(), remove(&[1]), other(), first()], &both);
+    check("a half that nothing needs is forgotten", &[first(), remove(&[1]), other()], &[]);
+    check("pages of one", &[store(None, &[1, 2, 3, 4, 5], &TEXT[..5]), remove(&[5])], &text([4]));
+}
+
+#[test]
+fn salts_and_adapters_keep_blocks_apart() {
+    let salted = |salt: &str| Stored { salt: Some(salt.into()), ..stored(None, &[1], &TEXT[..4]) };
+    let keyed = |adapter: Option<&str>, keys: &[&str]| {
+        let extra_keys = vec![keys.iter().map(|key| ExtraKey::Text((*key).into())).collect()];
+        Stored { adapter: adapter.map(Into::into), extra_keys, ..stored(None, &[1], &TEXT[..4]) }
+    };
+    let rows = [
+        ("neither", keyed(None, &[]), namespace(None, None)),
+        ("a salt as a field", salted("s"), namespace(None, Some("s"))),
+        ("the same salt as a key", keyed(None, &["s"]), namespace(None, Some("s"))),
+        ("another salt", salted("t"), namespace(None, Some("t"))),
+        ("an empty salt", salted(""), namespace(None, Some(""))),
+        ("an adapter", keyed(Some("a"), &[]), namespace(Some("a"), None)),
+        ("an adapter and its key", keyed(Some("a"), &["a"]), namespace(Some("a"), None)),
+        ("an adapter and a salt", keyed(Some("a"), &["a", "s"]), namespace(Some("a"), Some("s"))),
+        ("a salt spelt like the adapter", keyed(Some("a"), &["a", "a"]), namespace(Some("a"), Some("a"))),
+        ("a salt spelt like another adapter", keyed(None, &["a"]), namespace(None, Some("a"))),
+    ];
+    let (mut together, mut expected) = (Vec::new(), Vec::new());
+    for (number, (why, stored, namespace)) in rows.into_iter().enumerate() {
+        let held = || Held { namespace: namespace.clone(), ..held(&TEXT[..4]) };
+        expected.push(held());
+        together
+            .push(Event::Stored(Stored { hashes: vec![EngineHash::Int(number as u64)], ..stored.clone() }));
+        check(why, &[Event::Stored(stored)], &[held()]);
+    }
+    check("all at once", &together, &expected);
+    let child = store(Some(1), &[2], &TEXT[4..8]);
+    let inherited = text([4, 8]).map(|held| Held { namespace: namespace(None, Some("s")), ..held });
+    check("children share their parent's", &[Event::Stored(salted("s")), child], &inherited);
+    let extra_keys = vec![vec![ExtraKey::Text("a".into())]; 2];
+    let adapted = Stored { adapter: Some("a".into()), extra_keys, ..stored(None, &[1, 2], &TEXT[..8]) };
+    let inherited = text([4, 8]).map(|held| Held { namespace: namespace(Some("a"), None), ..held });
+    check("the adapter's key is on every page", &[Event::Stored(adapted)], &inherited);
+}
+
+#[test]
+fn media_end_the_text_for_all_that_follows() {
+    let keyed = |parent, hashes: &[u64], tokens: &[u32], at: usize, key: ExtraKey| {
+        let mut extra_keys = vec![Vec::new(); hashes.len()];
+        extra_keys[at].push(key);
+        Event::Stored(Stored { extra_keys, ..stored(parent, hashes, tokens) })
+    };
+    let media = |at| keyed(None, &[1, 2, 3], TEXT, at, ExtraKey::Media);
+    check("on the first page", &[media(0)], &[]);
+    check("on the second", &[media(1)], &text([4]));
+    check("on the third", &[media(2)], &text([4, 8]));
+    check("children", &[media(1), store(Some(2), &[4], &[7; 4]), store(Some(4), &[5], &[8; 4])], &text([4]));
+    let sibling = store(Some(1), &[4], &TEXT[4..8]);
+    check("a sibling is text", &[media(1), sibling], &text([4, 8]));
+    check("embeddings", &[keyed(None, &[1, 2, 3], TEXT, 1, ExtraKey::Opaque)], &text([4]));
+    let name = keyed(None, &[1, 2, 3], TEXT, 1, ExtraKey::Text("image".into()));
+    check("a bare name, as vLLM sent before 0.20", &[name], &text([4]));
+    let half = keyed(None, &[1, 2, 3, 4], &TEXT[..8], 1, ExtraKey::Media);
+    check("in a block's second half", &[half], &[]);
+    let later = keyed(Some(1), &[2], &TEXT[4..8], 0, ExtraKey::Text("s".into()));
+    check("no salt begins below the root", &[store(None, &[1], &TEXT[..4]), later], &text([4]));
+    let gone = check("they leave like others", &[media(1), remove(&[3, 2, 1])], &[]);
+    assert_eq!((gone.counts().unknown, gone.counts().dropped), (0, 0));
+}
+
+#[test]
+fn other_groups_mark_the_view_and_index_nothing() {
+    let group = |kind, group| Stored { kind, group: Some(group), ..stored(None, &[1], &TEXT[..4]) };
+    let main = || Event::Stored(group(GroupKind::Main, 1));
+    let window = || Event::Stored(group(GroupKind::Other, 0));
+    let gone = |group| Event::Removed(Removed { group: Some(group), ..removed(&[1]) });
+    let sparse = Stored { tokens: TEXT.to_vec(), page: 4, ..group(GroupKind::Other, 0) };
+    check("a window alone", &[window()], &[]);
+    check("fewer hashes than pages", &[Event::Stored(sparse)], &[]);
+    check("beside the main group", &[window(), main()], &text([4]));
+    let digester = check("its removals touch nothing", &[window(), main(), gone(0), gone(0)], &text([4]));
+    assert_eq!(digester.counts().unknown, 0, "they are no surprise either");
+    check("the main group's do", &[window(), main(), gone(1)], &[]);
+    check_quality("a window alone", &[window()], Quality { hybrid: true, ..Quality::default() });
+    check_quality("both", &[main(), window()], Quality { hybrid: true, ..good() });
+}
+
+#[test]
+fn a_block_stays_while_any_tier_holds_it() {
+    let on_device = || Event::Stored(Stored { group: Some(0), ..stored(None, &[1], &TEXT[..4]) });
+    let off = |tier, group| Event::Removed(Removed { tier, group, ..removed(&[1]) });
+    let on = |tier| [Held { tier, ..held(&TEXT[..4]) }];
+    let copied = || update(&[1], Tier::Host);
+    check("the fastest tier counts", &[on_device(), copied()], &on(Tier::Device));
+    let offloaded = || [on_device(), copied(), off(Tier::Device, Some(0))];
+    check("the device copy goes", &offloaded(), &on(Tier::Host));
+    let [first, second, third] = offloaded();
+    check("then the host's", &[first, second, third, off(Tier::Host, None)], &[]);
+    check("an unknown page is not placed", &[copied()], &[]);
+    check_quality("but missed", &[copied()], Quality { incomplete: true, ..Quality::default() });
+    check("a removal without a group matches", &[on_device(), off(Tier::Device, None)], &[]);
+    for (why, other) in
+        [("another group", off(Tier::Device, Some(1))), ("another tier", off(Tier::Host, Some(0)))]
+    {
+        assert_eq!(check(why, &[on_device(), other], &on(Tier::Device)).counts().unknown, 1, "{why}");
+    }
+    let halves = [store(None, &[1, 2], &TEXT[..4]), update(&[2], Tier::Disk), remove(&[2])];
+    check("a block is as slow as its slowest page", &halves, &on(Tier::Disk));
+
+    let mut followed = Followed::new(BLOCK);
+    followed.feed(&[on_device(), copied()]);
+    let deltas = followed.feed(&[off(Tier::Device, Some(0))]);
+    let (namespace, parent) = (Identity::default().id(&Namespace::default()), BlockHash(0));
+    let hashes = chain(parent, BlockSize::new(BLOCK).expect("not zero"), &TEXT[..4]);
+    let stored = Delta::Stored { namespace, parent, hashes: hashes.clone(), tier: Tier::Host };
+    let removed = Delta::Removed { namespace, hashes, tier: Tier::Device };
+    assert_eq!(deltas, [stored, removed], "no reader sees the block gone in between");
+}
+
+#[test]
+fn a_reused_hash_means_its_new_content() {
+    let first = || store(None, &[1, 2], &TEXT[..8]);
+    let again = || store(None, &[1], &[9; 4]);
+    check("the old block is gone", &[first(), again()], &[held(&[9; 4]), held(&TEXT[..8])]);
+    check("with its copies", &[first(), first(), again(), remove(&[1])], &text([8]));
+    let halves = || store(None, &[1, 2], &TEXT[..4]);
+    let half = || store(None, &[1], &[9; 2]);
+    check("half a block takes it all", &[halves(), half()], &[]);
+    let next = || store(Some(1), &[2], &TEXT[2..4]);
+    check("the next page follows", &[halves(), half(), next()], &[held(&[9, 9, 3, 4])]);
+    check("it fills no block of its old content", &[halves(), half(), update(&[2], Tier::Host)], &[]);
+}
+
+#[test]
+fn a_page_whose_child_moved_away_is_forgotten_with_its_last_copy() {
+    let moved = [store(None, &[1, 2], &TEXT[..4]), store(None, &[2], &[9; 2]), remove(&[1])];
+    let mut followed = Followed::new(BLOCK);
+    followed.feed(&moved);
+    followed.feed(&[store(Some(1), &[3], &TEXT[2..4])]);
+    assert_eq!(followed.digester.counts().orphans, 1, "page 1 is unknown");
+}
+
+/// SGLang up to 0.5.7 hashed a page without its prefix, so a page may come twice in one block.
+#[test]
+fn a_hash_that_comes_twice_in_a_block_ends() {
+    let rows: [(Vec<u64>, Vec<u32>); 3] =
+        [(vec![1, 1], vec![5, 6, 5, 6]), (vec![1, 2, 1, 3], vec![7, 8, 7, 9]), (vec![1; 4], vec![5; 4])];
+    for (hashes, tokens) in rows {
+        let (done, finished) = mpsc::channel();
+        let (event, truth) = (store(None, &hashes, &tokens), held(&tokens));
+        // An endless loop must fail, not hang.
+        std::thread::spawn(move || {
+            let mut followed = Followed::new(BLOCK);
+            followed.feed(&[event]);
+            done.send(followed.view).expect("somebody waits");
         });
-        if let Some(gone) = gone {
-            copies.remove(gone);
-        }
-        // A page without a copy is still a parent while a held page needs it to fill the same block.
-        let size = self.size.len();
-        let block = |page: &OraclePage| (page.prefix.len() - 1) / size;
-        let explains = |page: &OraclePage, other: &OraclePage| {
-            !other.copies.is_empty()
-                && block(page) == block(other)
-                && page.namespace == other.namespace
-                && other.prefix.starts_with(&page.prefix)
-        };
-        let known: Vec<bool> =
-            self.pages.iter().map(|page| self.pages.iter().any(|other| explains(page, other))).collect();
-        let mut known = known.into_iter();
-        self.pages.retain(|_| known.next() == Some(true));
-    }
-
-    fn held(&self) -> View {
-        let mut view = View::new();
-        let identity = Identity::default();
-        for page in self.pages.iter().filter(|page| page.prefix.len().is_multiple_of(self.size.len())) {
-            let length = page.prefix.len();
-            let ends = (length - self.size.len() + self.page..=length).step_by(self.page);
-            let tiers: Option<Vec<Tier>> =
-                ends.map(|end| self.fastest(&page.namespace, &page.prefix[..end])).collect();
-            let Some(slowest) = tiers.and_then(|tiers| tiers.into_iter().max()) else { continue };
-            let (block, base) = block_of(&identity, &page.namespace, self.size, &page.prefix);
-            view.insert((identity.id(&page.namespace), block, slowest), base);
-        }
-        view
-    }
-
-    fn fastest(&self, namespace: &Namespace, prefix: &[u32]) -> Option<Tier> {
-        let same = self.pages.iter().filter(|page| page.prefix == prefix && page.namespace == *namespace);
-        same.flat_map(|page| &page.copies).map(|(_, tier)| *tier).min()
+        let view = finished.recv_timeout(Duration::from_secs(20)).expect("the digester loops, or panicked");
+        let size = BlockSize::new(BLOCK).expect("not zero");
+        let (block, _) = block_of(&Identity::default(), &truth.namespace, size, &truth.prefix);
+        assert!(view.keys().all(|(_, hash, _)| *hash == block), "{hashes:?} claims what was never stored");
     }
 }
 
-fn salted_by(event: &Stored) -> Namespace {
-    let first_key = event.extra_keys.first().and_then(|keys| keys.first());
-    let from_key = first_key.map(|key| match key {
-        ExtraKey::Text(text) => text.clone(),
-        other => panic!("the oracle knows no {other:?}"),
+#[test]
+fn pages_that_do_not_divide_the_block_are_named() {
+    for page in [32, 3, 17, 0] {
+        let tokens: Vec<u32> = (0..96).collect();
+        let mut followed = Followed::new(16);
+        let deltas = followed.feed(&[Event::Stored(Stored { page, ..stored(None, &[1, 2, 3], &tokens) })]);
+        assert!(deltas.is_empty(), "pages of {page}: {deltas:?}");
+        let expected = Quality { page: Some(page), page_misfit: true, ..Quality::default() };
+        assert_eq!(followed.digester.quality(), expected, "pages of {page}");
+    }
+    let mixed = [store(None, &[1], &TEXT[..2]), store(Some(1), &[2], &TEXT[2..6])];
+    let digester = check("a page across the end of its block", &mixed, &[]);
+    assert_eq!((digester.counts().dropped, digester.quality().incomplete), (1, true));
+}
+
+#[test]
+fn a_clear_makes_a_lossy_view_whole() {
+    let page = || store(None, &[1], &TEXT[..4]);
+    let losses = || [page(), store(Some(9), &[2], &TEXT[..4]), unread("BlockRemoved"), Event::Cleared];
+    check("nothing is left", &losses(), &[]);
+    check_quality("and nothing is missed", &losses(), good());
+    let [a, b, c, clear] = losses();
+    check("what comes behind it counts", &[a, b, c, clear, page()], &text([4]));
+    check("parents are forgotten", &[page(), Event::Cleared, store(Some(1), &[2], &TEXT[4..8])], &[]);
+    let mut followed = Followed::new(BLOCK);
+    assert_eq!(followed.feed(&losses()), [Delta::Cleared], "what was before it is not sent");
+    assert_eq!(followed.digester.counts().cleared, 1);
+}
+
+#[test]
+fn what_was_lost_is_told() {
+    let page = || store(None, &[1], &TEXT[..4]);
+    let (incomplete, lost_removal) = (true, true);
+    check_quality("nothing", &[page(), remove(&[1]), remove(&[1])], good());
+    check_quality("an unknown event is harmless", &[page(), Event::Unknown], good());
+    check_quality("a store", &[page(), unread("BlockStored")], Quality { incomplete, ..good() });
+    check_quality(
+        "a removal",
+        &[unread("BlockRemoved"), page()],
+        Quality { incomplete, lost_removal, ..good() },
+    );
+    check_quality(
+        "a removal, then a store",
+        &[unread("BlockRemoved"), unread("BlockStored"), page()],
+        Quality { incomplete, lost_removal, ..good() },
+    );
+    let pairs = Event::Stored(Stored { paired: true, ..stored(None, &[1], &TEXT[..4]) });
+    check_quality("pairs are told", &[pairs], Quality { paired: true, ..good() });
+    let digester =
+        check("what is known stays", &[page(), unread("BlockRemoved"), unread("BlockStored")], &text([4]));
+    assert_eq!((digester.counts().rejected, digester.counts().stored), (2, 1));
+}
+
+#[test]
+fn a_reset_forgets_all_but_counts_and_page() {
+    let mut followed = Followed::new(BLOCK);
+    followed.feed(&[store(None, &[1, 2], &TEXT[..8]), unread("BlockRemoved")]);
+    followed.digester.mark_incomplete();
+    followed.digester.reset();
+    followed.view.clear();
+    followed.feed(&[store(Some(1), &[3], &TEXT[4..8])]);
+    assert_eq!(
+        followed.digester.quality(),
+        Quality { incomplete: true, ..good() },
+        "an orphan of the new life"
+    );
+    let expected = Counts { stored: 3, orphans: 1, rejected: 1, ..Counts::default() };
+    assert_eq!(followed.digester.counts(), expected);
+}
+
+#[test]
+fn equal_views_have_equal_snapshots() {
+    let salted = || Event::Stored(Stored { salt: Some("s".into()), ..stored(None, &[7], &TEXT[..4]) });
+    let (trunk, branch) = (|| store(None, &[1, 2], &TEXT[..8]), || store(Some(1), &[3], &[9; 4]));
+    let orders =
+        [[trunk(), branch(), salted()], [salted(), trunk(), branch()], [trunk(), salted(), branch()]];
+    let snapshots = orders.map(|events| {
+        let mut followed = Followed::new(BLOCK);
+        followed.feed(&events);
+        followed.digester.snapshot()
     });
-    Namespace { adapter: event.adapter.clone(), salt: event.salt.clone().or(from_key) }
+    assert_eq!(snapshots[0], snapshots[1]);
+    assert_eq!(snapshots[0], snapshots[2]);
 }
 
-/// The last block of `prefix`, and the hash before it.
-fn block_of(
-    identity: &Identity,
-    namespace: &Namespace,
-    size: BlockSize,
-    prefix: &[u32],
-) -> (BlockHash, BlockHash) {
-    let root = identity.root(namespace);
-    let hashes = [vec![root], chain(root, size, prefix)].concat();
-    (hashes[hashes.len() - 1], hashes[hashes.len() - 2])
+#[test]
+fn a_seed_keys_the_first_block() {
+    let size = BlockSize::new(BLOCK).expect("not zero");
+    let identity = Identity::new(IdentitySeed::new(b"secret"));
+    let (block, parent) = block_of(&identity, &Namespace::default(), size, &TEXT[..4]);
+    let batch = Batch { timestamp: 0.0, events: vec![store(None, &[1], &TEXT[..4])], rank: None };
+    let namespace = identity.id(&Namespace::default());
+    let expected = Delta::Stored { namespace, parent, hashes: vec![block], tier: Tier::Device };
+    assert_eq!(Digester::new(identity, size).apply(&batch), [expected]);
+    assert_ne!(parent, BlockHash(0), "a public root");
+}
+
+#[test]
+fn namespaces_beyond_the_limit_are_dropped_and_counted() {
+    let salted = |number: usize| {
+        let hashes = vec![EngineHash::Int(number as u64)];
+        Event::Stored(Stored {
+            salt: Some(number.to_string().into()),
+            hashes,
+            ..stored(None, &[1], &TEXT[..4])
+        })
+    };
+    let mut digester = Digester::new(Identity::default(), BlockSize::new(BLOCK).expect("not zero"));
+    let events = (0..=MAX_NAMESPACES).map(salted).chain([salted(0)]).collect();
+    digester.apply(&Batch { timestamp: 0.0, events, rank: None });
+    assert_eq!(digester.block_count(), MAX_NAMESPACES);
+    assert_eq!((digester.counts().dropped, digester.quality().incomplete), (1, true));
 }
 
 // Recorded engines.
@@ -241,8 +510,9 @@ fn check_capture(folder: &str, size: u32) {
     for capture in captures::live(folder) {
         let batch = decode(capture.payload).expect(capture.name);
         for (event, described) in batch.events.iter().zip(capture.events()) {
+            let of_session = described.get("session_id").is_some_and(Value::is_string);
             match event {
-                Event::Stored(stored) if described.get("session_id").is_some() => oracle.report(stored),
+                Event::Stored(stored) if of_session => oracle.report(stored),
                 event => oracle.apply(event),
             }
         }
@@ -381,7 +651,7 @@ fn path(salt: Option<&str>, pages: usize, branch: usize, page: u32) -> (Vec<Engi
     let namespace = u64::from(salt.is_some()) << 32;
     let hash = |at: usize| {
         let branch = if at >= branch { branch as u64 + 1 } else { 0 };
-        EngineHash::Int(namespace | (at as u64) << 16 | branch)
+        EngineHash::Int(namespace | ((at as u64) << 16) | branch)
     };
     let tokens = |at: usize| (0..page).map(move |token| if at == branch { 1000 + token } else { token });
     ((0..pages).map(hash).collect(), (0..pages).flat_map(tokens).collect())
@@ -408,7 +678,7 @@ fn event(step: &Step, page: u32, oracle: &Oracle) -> Event {
         }
         Step::Remove { page, count, copy, groupless } => {
             let first = known(page);
-            let copies = oracle.pages.get(first).map_or(&[][..], |page| &page.copies);
+            let copies = oracle.pages.get(first).map(|page| &page.copies[..]).unwrap_or_default();
             let tier = if copies.is_empty() { Tier::Device } else { copy.get(copies).1 };
             let group = if *groupless { None } else { group_of(tier) };
             Event::Removed(Removed { hashes: (first..first + count).map(hash).collect(), tier, group })

@@ -303,7 +303,8 @@ fn read_delta(reader: &mut Reader<'_>) -> Result<Delta, EnvelopeError> {
         DELTA_CLEARED => (Delta::Cleared, 1),
         DELTA_STORED | DELTA_REMOVED => {
             let namespace = NamespaceId(wide(reader, "namespace")?);
-            let tier = Tier::from_index(reader.u64().at("tier")?).ok_or(EnvelopeError::Range { field: "tier" })?;
+            let tier =
+                Tier::from_index(reader.u64().at("tier")?).ok_or(EnvelopeError::Range { field: "tier" })?;
             let hashes = read_hashes(reader)?;
             if kind == DELTA_REMOVED {
                 (Delta::Removed { namespace, hashes, tier }, 4)
@@ -371,7 +372,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let removed = Delta::Removed { namespace: NamespaceId(1), hashes: vec![BlockHash(3)], tier: Tier::Device };
+        let removed =
+            Delta::Removed { namespace: NamespaceId(1), hashes: vec![BlockHash(3)], tier: Tier::Device };
         let message = envelope(vec![stored(1, 3), removed, Delta::Cleared]);
         assert_eq!(Envelope::decode(&message.encode()), Ok(message.clone()));
         let page = SnapshotPage { envelope: message, index: 1, pages: 2 };
@@ -390,7 +392,9 @@ mod tests {
         let pages = paginate(vec![stored(1, 10), stored(100, 1)], 4);
         let sizes: Vec<usize> = pages
             .iter()
-            .map(|page| page.iter().map(|d| if let Delta::Stored { hashes, .. } = d { hashes.len() } else { 0 }).sum())
+            .map(|page| {
+                page.iter().map(|d| if let Delta::Stored { hashes, .. } = d { hashes.len() } else { 0 }).sum()
+            })
             .collect();
         assert_eq!(sizes, [4, 4, 3]);
         assert_eq!(pages[1][0], stored(5, 4), "a cut chain keeps its parent");

@@ -11,6 +11,9 @@ pub mod msgpack;
 pub mod sequence;
 pub mod wire;
 
+#[cfg(test)]
+mod captures;
+
 use crate::blocks::{BlockHash, NamespaceId};
 pub use crate::units::Tier;
 

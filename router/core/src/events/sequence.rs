@@ -67,7 +67,7 @@ impl Sequence {
     /// Whether the stream begins at the engine's first message, as far as the
     /// messages seen can tell.
     pub fn expects(&self) -> u64 {
-        self.last().map_or(0, |(seq, _)| seq + 1)
+        self.last().map_or(0, |(seq, _)| seq.saturating_add(1))
     }
 
     /// Judges message `seq`; [`Step::Apply`] also records it.

@@ -25,6 +25,8 @@ pub const MAX_HASHES: usize = 1 << 21;
 pub const MAX_TOKENS: usize = 1 << 22;
 /// Longest string that is kept: adapter names and salts.
 pub const MAX_STRING_BYTES: usize = 4096;
+/// Most extra keys of one page: a page of 16 tokens has no more images.
+pub const MAX_EXTRA_KEYS: usize = 256;
 /// Longest engine hash: SHA-256.
 pub const MAX_HASH_BYTES: usize = 32;
 
@@ -102,6 +104,9 @@ pub struct Stored {
     pub kind: GroupKind,
     /// Whether tokens came as pairs (EAGLE).
     pub paired: bool,
+    /// Whether a session is named: then the store may repeat pages that the
+    /// session hit (vLLM's full report) rather than tell of a second copy.
+    pub of_session: bool,
 }
 
 /// Pages that the engine no longer holds.
@@ -244,11 +249,12 @@ pub fn decode(payload: &[u8]) -> Result<Batch, WireError> {
     Ok(batch)
 }
 
+/// The rank says from which socket the payload came, which we know: one that
+/// cannot be read is no reason to lose the events.
 fn rank(reader: &mut Reader<'_>) -> Result<Option<u32>, WireError> {
-    if reader.take_nil().field("rank")? {
-        return Ok(None);
-    }
-    reader.u32().field("rank").map(Some)
+    let mut copy = reader.clone();
+    reader.skip().field("rank")?;
+    Ok(copy.u32().ok())
 }
 
 fn events(reader: &mut Reader<'_>) -> Result<Vec<Event>, WireError> {
@@ -272,7 +278,9 @@ fn event(mut reader: Reader<'_>) -> Event {
     };
     let outcome = match tag {
         "BlockStored" => fields(&mut reader, STORED_ORDER).and_then(|raw| raw.stored()).map(Event::Stored),
-        "BlockRemoved" => fields(&mut reader, REMOVED_ORDER).and_then(|raw| raw.removed()).map(Event::Removed),
+        "BlockRemoved" => {
+            fields(&mut reader, REMOVED_ORDER).and_then(|raw| raw.removed()).map(Event::Removed)
+        }
         "AllBlocksCleared" => Ok(Event::Cleared),
         _ => Ok(Event::Unknown),
     };
@@ -327,6 +335,7 @@ struct Raw {
     tier: Option<Tier>,
     group: Option<u32>,
     other_kind: bool,
+    of_session: bool,
 }
 
 fn fields(reader: &mut Reader<'_>, order: &[&'static str]) -> Result<Raw, WireError> {
@@ -382,6 +391,7 @@ impl Raw {
             "kv_cache_spec_kind" => {
                 self.other_kind = text(reader, "kv_cache_spec_kind")?.is_some_and(|kind| !is_main(&kind));
             }
+            "session_id" => self.of_session = text(reader, "session_id")?.is_some(),
             "extra_keys" => self.extra_keys = extra_keys(reader)?,
             "block_size" | "lora_id" | "group_idx" => {}
             _ => reader.skip().field("event")?,
@@ -417,6 +427,7 @@ impl Raw {
             group: self.group,
             kind,
             paired: self.paired,
+            of_session: self.of_session,
         })
     }
 
@@ -509,7 +520,9 @@ fn extra_keys(reader: &mut Reader<'_>) -> Result<Vec<Vec<ExtraKey>>, WireError> 
     for _ in 0..pages {
         let mut keys = Vec::new();
         if !reader.take_nil().field("extra_keys")? {
-            for _ in 0..reader.array_len().field("extra_keys")? {
+            let length = reader.array_len().field("extra_keys")?;
+            within("extra_keys of a page", length, MAX_EXTRA_KEYS)?;
+            for _ in 0..length {
                 keys.push(extra_key(reader)?);
             }
         }
@@ -538,3 +551,7 @@ fn tier(medium: &str) -> Tier {
 fn is_main(kind: &str) -> bool {
     matches!(kind, "full_attention" | "mla_attention" | "sink_full_attention")
 }
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

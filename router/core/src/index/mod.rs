@@ -110,16 +110,6 @@ impl Index {
         done
     }
 
-    /// The most leading blocks that any namespace other than `namespace` holds
-    /// of `chain`, for telling a user why nothing was credited. O(blocks of the
-    /// prefix × namespaces that hold them).
-    pub fn foreign_hits(&self, namespace: NamespaceId, others: &[NamespaceId], chain: &[BlockHash]) -> u64 {
-        let longest = |other: &NamespaceId| {
-            self.hits(*other, chain).iter().map(|(_, hits)| hits.total()).max().unwrap_or_default()
-        };
-        others.iter().filter(|other| **other != namespace).map(longest).max().unwrap_or_default()
-    }
-
     /// Distinct blocks that `slot` holds.
     pub fn block_count(&self, slot: Slot) -> usize {
         self.views.get(slot.0 as usize).map_or(0, |view| view.blocks.len())
@@ -231,7 +221,6 @@ mod tests {
         index.apply(mine, &stored(SPACE, &[1], Tier::Device));
         index.apply(theirs, &stored(NamespaceId(2), &[1, 2, 3], Tier::Device));
         assert_eq!(index.hits(SPACE, &chain(&[1, 2, 3])), [(mine, TierHits { device: 1, host: 0, disk: 0 })]);
-        assert_eq!(index.foreign_hits(SPACE, &[SPACE, NamespaceId(2)], &chain(&[1, 2, 3])), 3);
     }
 
     #[test]
@@ -272,7 +261,8 @@ mod tests {
     fn oracle(sets: &Sets, target: u8, namespace: u64, chain: &[u64]) -> TierHits {
         let mut hits = TierHits::default();
         for hash in chain {
-            let holds = |tier: &Tier| sets.get(&(target, *tier)).is_some_and(|set| set.contains(&(namespace, *hash)));
+            let holds =
+                |tier: &Tier| sets.get(&(target, *tier)).is_some_and(|set| set.contains(&(namespace, *hash)));
             match Tier::ALL.iter().find(|tier| holds(tier)) {
                 Some(Tier::Device) => hits.device += 1,
                 Some(Tier::Host) => hits.host += 1,
@@ -286,12 +276,18 @@ mod tests {
     fn apply(index: &mut Index, slots: &mut [Slot], sets: &mut Sets, action: &Action) {
         match action {
             Action::Store(target, namespace, hashes, tier) => {
-                index.apply(slots[usize::from(*target)], &stored(NamespaceId((*namespace).into()), hashes, *tier));
+                index.apply(
+                    slots[usize::from(*target)],
+                    &stored(NamespaceId((*namespace).into()), hashes, *tier),
+                );
                 let set = sets.entry((*target, *tier)).or_default();
                 set.extend(hashes.iter().map(|hash| (*namespace, *hash)));
             }
             Action::Remove(target, namespace, hashes, tier) => {
-                index.apply(slots[usize::from(*target)], &removed(NamespaceId((*namespace).into()), hashes, *tier));
+                index.apply(
+                    slots[usize::from(*target)],
+                    &removed(NamespaceId((*namespace).into()), hashes, *tier),
+                );
                 if let Some(set) = sets.get_mut(&(*target, *tier)) {
                     hashes.iter().for_each(|hash| {
                         set.remove(&(*namespace, *hash));

@@ -109,7 +109,9 @@ mod tests {
     fn remembers_prefixes_per_target_and_namespace_until_they_expire() {
         let mut history = History::default();
         history.record(Tick(0), Slot(0), SPACE, &blocks(0..4));
-        let hits = |history: &History, now, slot, space, range| history.hits(Tick(now), Slot(slot), space, &blocks(range));
+        let hits = |history: &History, now, slot, space, range| {
+            history.hits(Tick(now), Slot(slot), space, &blocks(range))
+        };
         assert_eq!(hits(&history, 1, 0, SPACE, 0..9), 4);
         assert_eq!(hits(&history, 1, 1, SPACE, 0..9), 0, "another target");
         assert_eq!(hits(&history, 1, 0, NamespaceId(2), 0..9), 0, "another namespace");

@@ -17,7 +17,7 @@ use super::{Candidate, Decision, Evidence, Load, PickRequest, Settings, decide};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::Target;
 use crate::trust::Verdict;
-use crate::units::{Blocks, BlockSize, Millis, TierHits, Tokens};
+use crate::units::{BlockSize, Blocks, Millis, TierHits, Tokens};
 
 /// What is booked on one target. Shared by its leases; locked for a few
 /// hundred nanoseconds at a time.
@@ -110,22 +110,49 @@ impl Ledger {
         request: &PickRequest<'_>,
         namespace: NamespaceId,
         blocks: &Arc<[BlockHash]>,
-        mut prospects: Vec<Prospect>,
+        prospects: Vec<Prospect>,
     ) -> Option<Pick> {
-        prospects.sort_by(|a, b| a.target.cmp(&b.target));
         let mut turn = self.turn.lock();
-        let candidates: Vec<Candidate> =
-            prospects.iter().map(|prospect| prospect.candidate(namespace, request.blocks)).collect();
-        let decision = decide(settings, request, &candidates, turn.as_ref())?;
+        let (accounts, candidates, decision) =
+            choose(settings, request, namespace, prospects, turn.as_ref())?;
         let chosen = &candidates[decision.chosen];
         *turn = Some(chosen.target.clone());
         let cached = request.size.tokens_in(Blocks(chosen.hits.total()));
-        let account = &prospects[decision.chosen].account;
-        let lease =
-            account.book(namespace, Arc::clone(blocks), request.size, request.prompt, request.prompt.uncached(cached));
+        let uncached = request.prompt.uncached(cached);
+        let blocks = Arc::clone(blocks);
+        let lease = accounts[decision.chosen].book(namespace, blocks, request.size, request.prompt, uncached);
         drop(turn);
         Some(Pick { decision, candidates, lease })
     }
+
+    /// What [`Ledger::select_and_book`] would choose now, without booking it.
+    pub fn preview(
+        &self,
+        settings: &Settings,
+        request: &PickRequest<'_>,
+        namespace: NamespaceId,
+        prospects: Vec<Prospect>,
+    ) -> Option<(Decision, Vec<Candidate>)> {
+        let turn = self.turn.lock();
+        let (_, candidates, decision) = choose(settings, request, namespace, prospects, turn.as_ref())?;
+        Some((decision, candidates))
+    }
+}
+
+/// Sorts `prospects` by target, reads their loads and decides.
+fn choose(
+    settings: &Settings,
+    request: &PickRequest<'_>,
+    namespace: NamespaceId,
+    mut prospects: Vec<Prospect>,
+    turn: Option<&Target>,
+) -> Option<(Vec<Arc<Account>>, Vec<Candidate>, Decision)> {
+    prospects.sort_by(|a, b| a.target.cmp(&b.target));
+    let candidates: Vec<Candidate> =
+        prospects.iter().map(|prospect| prospect.candidate(namespace, request.blocks)).collect();
+    let decision = decide(settings, request, &candidates, turn)?;
+    let accounts = prospects.into_iter().map(|prospect| prospect.account).collect();
+    Some((accounts, candidates, decision))
 }
 
 impl Prospect {
@@ -335,11 +362,14 @@ mod tests {
         let shapes: [(u64, u64); 4] = [(0, 3), (0, 5), (2, 4), (7, 9)];
         for order in 0..24u64 {
             let account = Arc::new(Account::default());
-            let mut live: Vec<(Lease, (u64, u64))> =
-                shapes.iter().map(|(from, to)| (book(&account, *from..*to, to - from), (*from, *to))).collect();
+            let mut live: Vec<(Lease, (u64, u64))> = shapes
+                .iter()
+                .map(|(from, to)| (book(&account, *from..*to, to - from), (*from, *to)))
+                .collect();
             let mut order = order;
             while !live.is_empty() {
-                let expected: std::collections::BTreeSet<u64> = live.iter().flat_map(|(_, (f, t))| *f..*t).collect();
+                let expected: std::collections::BTreeSet<u64> =
+                    live.iter().flat_map(|(_, (f, t))| *f..*t).collect();
                 let queued: u64 = live.iter().map(|(_, (f, t))| t - f).sum();
                 let load = account.load();
                 assert_eq!(load.active_blocks, (expected.len() + live.len()) as u64);

@@ -20,10 +20,22 @@ fn exact() -> Verdict {
 /// A candidate with (hits, active blocks, queued tokens, context tokens).
 fn candidate(number: usize, (hits, active, queued, context): (u64, u64, u64, u64)) -> Candidate {
     let hits = TierHits { device: hits, ..TierHits::default() };
-    let load =
-        Load { active_blocks: active, queued: Tokens(queued), context: Tokens(context), requests: active.min(1) };
+    let load = Load {
+        active_blocks: active,
+        queued: Tokens(queued),
+        context: Tokens(context),
+        requests: active.min(1),
+    };
     let evidence = if hits.total() > 0 { Evidence::View } else { Evidence::Nothing };
-    Candidate { target: target(number), claimed: hits, hits, evidence, trust: exact(), load, shared_active: 0 }
+    Candidate {
+        target: target(number),
+        claimed: hits,
+        hits,
+        evidence,
+        trust: exact(),
+        load,
+        shared_active: 0,
+    }
 }
 
 fn candidates(facts: &[(u64, u64, u64, u64)]) -> Vec<Candidate> {
@@ -31,7 +43,11 @@ fn candidates(facts: &[(u64, u64, u64, u64)]) -> Vec<Candidate> {
 }
 
 fn settings(policy: PolicyKind, weight: f64) -> Settings {
-    Settings { policy, overlap: OverlapWeights { default: weight, ..OverlapWeights::default() }, ..Settings::default() }
+    Settings {
+        policy,
+        overlap: OverlapWeights { default: weight, ..OverlapWeights::default() },
+        ..Settings::default()
+    }
 }
 
 fn request<'a>(blocks: &'a [BlockHash], id: &'a str) -> PickRequest<'a> {
@@ -55,7 +71,8 @@ fn the_worked_example_of_the_published_formula() {
     let facts = [(8, 6, 0, 0), (0, 1, 0, 0)];
     let blocks = ten_blocks();
     let decision =
-        decide(&settings(PolicyKind::KvAware, 1.0), &request(&blocks, "r"), &candidates(&facts), None).expect("two");
+        decide(&settings(PolicyKind::KvAware, 1.0), &request(&blocks, "r"), &candidates(&facts), None)
+            .expect("two");
     assert_eq!(decision.terms.iter().map(|terms| terms.cost).collect::<Vec<_>>(), [8.0, 11.0]);
     check("weight 1: the cache wins", &settings(PolicyKind::KvAware, 1.0), &facts, Some(0));
     check("weight 0: the load wins", &settings(PolicyKind::KvAware, 0.0), &facts, Some(1));
@@ -69,7 +86,12 @@ fn picks_the_cheapest_target() {
     check("a long queue outweighs the hit", &default, &[(8, 0, 500, 0), (0, 0, 0, 0)], Some(1));
     check("decode load outweighs a small hit", &default, &[(1, 0, 0, 400), (0, 0, 0, 0)], Some(1));
     check("decode load below the hit", &default, &[(1, 0, 0, 300), (0, 0, 0, 0)], Some(0));
-    check("least-load ignores the cache", &settings(PolicyKind::LeastLoad, 1.0), &[(9, 2, 0, 0), (0, 1, 0, 0)], Some(1));
+    check(
+        "least-load ignores the cache",
+        &settings(PolicyKind::LeastLoad, 1.0),
+        &[(9, 2, 0, 0), (0, 1, 0, 0)],
+        Some(1),
+    );
     let busy_but_cached = [(0, 0, 0, 0), (0, 3, 0, 0), (0, 9, 0, 0)];
     check("cold prompts go to the idle worker", &default, &busy_but_cached, Some(0));
 }
@@ -91,7 +113,8 @@ fn a_sibling_is_not_repelled_by_the_blocks_it_shares() {
     let mut two = candidates(&[(0, 11, 0, 0), (0, 0, 0, 0)]);
     two[0].hits = TierHits { device: 9, ..TierHits::default() };
     two[0].shared_active = 10;
-    let decision = decide(&settings(PolicyKind::KvAware, 1.0), &request(&blocks, "r"), &two, None).expect("two");
+    let decision =
+        decide(&settings(PolicyKind::KvAware, 1.0), &request(&blocks, "r"), &two, None).expect("two");
     assert_eq!((decision.chosen, decision.terms[0].cost), (0, 2.0), "one block to do, one tail ahead");
 }
 
@@ -107,7 +130,8 @@ fn agrees_with_an_unbeaten_candidate_in_every_small_world() {
             .map(|(hits, active)| (hits, active, 0, 0))
             .collect();
         let decision =
-            decide(&settings(PolicyKind::KvAware, 1.0), &request(&blocks, "r"), &candidates(&facts), None).expect("3");
+            decide(&settings(PolicyKind::KvAware, 1.0), &request(&blocks, "r"), &candidates(&facts), None)
+                .expect("3");
         let price = |(hits, active, ..): &(u64, u64, u64, u64)| (10 - hits + active, *active);
         let chosen = price(&facts[decision.chosen]);
         assert!(facts.iter().all(|other| chosen <= price(other)), "{facts:?} chose {}", decision.chosen);
@@ -186,7 +210,13 @@ fn simultaneous_prompts_do_not_herd() {
                     let seed = (thread * 25 + prompt) * 1_000_003;
                     let blocks: Arc<[BlockHash]> = (0..10).map(|at| BlockHash(seed + at)).collect();
                     let pick = ledger
-                        .select_and_book(&settings, &request(&blocks, "r"), NamespaceId(0), &blocks, prospects.clone())
+                        .select_and_book(
+                            &settings,
+                            &request(&blocks, "r"),
+                            NamespaceId(0),
+                            &blocks,
+                            prospects.clone(),
+                        )
                         .expect("eight");
                     sender.send(pick).expect("the receiver outlives the threads");
                 }

@@ -1,0 +1,457 @@
+//! One rank's engine sockets to a sound stream of changes.
+//!
+//! Subscribe first, then replay from the last message known, then drop by
+//! sequence number: so nothing is missed in between. Every reconnection and
+//! every idle spell is checked by asking for the last message again; an engine
+//! that answers with another payload under its number, or not at all, has been
+//! restarted. What cannot be repaired is said, and the view is rebuilt from
+//! empty once its credit is used up: a view that began empty claims too little,
+//! never too much.
+//!
+//! Runs beside the engine (in the bridge) and in the router (ZMQ feed); both
+//! give it a [`Sink`]. It owns the digester and holds the view's full content.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvrouter_core::blocks::Identity;
+use kvrouter_core::events::Delta;
+use kvrouter_core::events::digest::Digester;
+use kvrouter_core::events::envelope::Status;
+use kvrouter_core::events::sequence::{Sequence, Source, Step, payload_digest};
+use kvrouter_core::events::wire;
+use kvrouter_core::ids::Epoch;
+use kvrouter_core::units::BlockSize;
+use tokio::time::{Instant, timeout};
+
+use super::zmtp::{Connection, Endpoint, Limits, ZmtpError};
+
+/// Between two looks at a connection, and so between two proofs.
+pub const TICK: Duration = Duration::from_secs(1);
+/// Without a message for this long the last one is asked for again.
+const IDLE_CHECK: Duration = Duration::from_secs(5);
+/// Between two attempts to connect.
+const RECONNECT: Duration = Duration::from_millis(500);
+/// A replay that sends nothing for this long has ended: its end marker can be
+/// dropped by the engine's own high-water mark.
+const REPLAY_SILENCE: Duration = Duration::from_secs(2);
+/// Replays in a row that brought nothing new before a gap counts as lost.
+const REPLAY_ATTEMPTS: u32 = 3;
+/// How long a view with an unrepaired gap is kept before it is rebuilt from
+/// empty: as long as its credit lasts by default.
+const REBUILD_AFTER: Duration = Duration::from_secs(10);
+/// The end marker of a replay.
+const END: [u8; 8] = [0xff; 8];
+
+/// What a rank's stream tells, in order.
+#[derive(Debug)]
+pub enum Told {
+    /// Forget the view; `epoch` begins.
+    NewEpoch {
+        /// The life that begins.
+        epoch: Epoch,
+    },
+    /// Message `seq` changed this. Numbers count from 1; several calls in a row
+    /// may be parts of one catching up.
+    Changed {
+        /// The life it belongs to.
+        epoch: Epoch,
+        /// Its number.
+        seq: u64,
+        /// What changed; may be nothing.
+        deltas: Vec<Delta>,
+    },
+    /// The view is current: the stream was caught up, or continuity was proven.
+    Current {
+        /// The life it belongs to.
+        epoch: Epoch,
+        /// Number of the last message in it.
+        seq: u64,
+    },
+    /// Something about an event that a metric should count: a stable label.
+    Counted(&'static str),
+}
+
+/// Where a rank's stream goes.
+pub trait Sink: Send {
+    /// Takes what happened. `status` and `page` describe the view after it.
+    fn tell(&mut self, told: Told, status: Status, page: u32) -> impl Future<Output = ()> + Send;
+    /// Milliseconds since 1970, for epochs.
+    fn unix_ms(&self) -> u64;
+    /// Waits for a wish to see the whole view, answered through
+    /// [`Sink::snapshot`]; pends for ever where nobody asks. Cancel-safe.
+    fn snapshot_wanted(&mut self) -> impl Future<Output = ()> + Send;
+    /// Answers the wish with the view as of message `seq`.
+    fn snapshot(&mut self, view: View<'_>) -> impl Future<Output = ()> + Send;
+}
+
+/// A rank's view at one point of its stream.
+#[derive(Debug)]
+pub struct View<'a> {
+    /// Its content.
+    pub digester: &'a Digester,
+    /// The life it is of.
+    pub epoch: Epoch,
+    /// The message it stands behind.
+    pub seq: u64,
+    /// How sound it is.
+    pub status: Status,
+}
+
+/// What is remembered of a stream across a restart of whoever reads it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Remembered {
+    /// The life.
+    pub epoch: u64,
+    /// The engine's number of the last message; `None` before the first.
+    pub last: Option<(u64, u64)>,
+}
+
+/// One rank's stream.
+#[derive(Debug)]
+pub struct Stream {
+    publisher: Endpoint,
+    replay: Option<Endpoint>,
+    digester: Digester,
+    sequence: Sequence,
+    epoch: Epoch,
+    /// What was remembered and is not yet confirmed by the engine.
+    remembered: Option<Remembered>,
+    connected: bool,
+    unsequenced: bool,
+    /// Messages without numbers, counted by us.
+    counted: u64,
+    /// Since when a gap is unrepaired.
+    gap: Option<Instant>,
+    last_message: Instant,
+}
+
+/// How a replay ended.
+enum Replayed {
+    /// It proved or brought something: the stream is continuous.
+    Continuous,
+    /// The engine lives anew.
+    Restarted,
+    /// It brought nothing that closes the gap, or there is no replay socket.
+    Useless,
+}
+
+impl Stream {
+    /// A stream of blocks of `size` tokens. `remembered` is what an earlier
+    /// reader of the same engine left.
+    pub fn new(
+        publisher: Endpoint,
+        replay: Option<Endpoint>,
+        identity: Identity,
+        size: BlockSize,
+        remembered: Option<Remembered>,
+    ) -> Self {
+        Self {
+            publisher,
+            replay,
+            digester: Digester::new(identity, size),
+            sequence: Sequence::default(),
+            epoch: Epoch(remembered.map_or(0, |remembered| remembered.epoch)),
+            remembered,
+            connected: false,
+            unsequenced: false,
+            counted: 0,
+            gap: None,
+            last_message: Instant::now(),
+        }
+    }
+
+    /// Reads for ever.
+    pub async fn run(mut self, sink: &mut impl Sink) {
+        self.begin_epoch(sink).await;
+        loop {
+            match Connection::subscribe(&self.publisher, b"", Limits::default()).await {
+                Ok(connection) => {
+                    let error = self.follow(connection, sink).await;
+                    tracing::info!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(&error), "event connection lost");
+                }
+                Err(error) => {
+                    tracing::debug!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(&error), "unable to follow events");
+                    sink.tell(Told::Counted(error.reason()), self.status(), self.page()).await;
+                }
+            }
+            self.connected = false;
+            let pause = tokio::time::sleep(RECONNECT);
+            tokio::pin!(pause);
+            loop {
+                tokio::select! {
+                    () = &mut pause => break,
+                    () = sink.snapshot_wanted() => self.show(sink).await,
+                }
+            }
+            self.tell_current(sink).await;
+        }
+    }
+
+    /// What to remember of the stream as it stands.
+    pub fn remember(&self) -> Remembered {
+        Remembered { epoch: self.epoch.0, last: self.sequence.last() }
+    }
+
+    /// Follows one connection until it is lost.
+    async fn follow(&mut self, mut connection: Connection, sink: &mut impl Sink) -> ZmtpError {
+        tracing::info!(target: "kv_router::feed", endpoint = %self.publisher, "following events");
+        self.connected = true;
+        self.catch_up(sink).await;
+        self.tell_current(sink).await;
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                message = connection.recv() => match message {
+                    Ok(frames) => self.message(&frames, sink).await,
+                    Err(error) => return error,
+                },
+                _ = tick.tick() => self.on_tick(sink).await,
+                () = sink.snapshot_wanted() => self.show(sink).await,
+            }
+        }
+    }
+
+    async fn show(&mut self, sink: &mut impl Sink) {
+        let (epoch, seq, status) = (self.epoch, self.number(), self.status());
+        sink.snapshot(View { digester: &self.digester, epoch, seq, status }).await;
+    }
+
+    async fn on_tick(&mut self, sink: &mut impl Sink) {
+        if self.gap.is_some_and(|since| since.elapsed() >= REBUILD_AFTER) {
+            self.rebuild(sink).await;
+        }
+        if self.last_message.elapsed() >= IDLE_CHECK && self.replay.is_some() && !self.unsequenced {
+            self.last_message = Instant::now();
+            self.catch_up(sink).await;
+        }
+        self.tell_current(sink).await;
+    }
+
+    /// Reads one message from the publisher: `[topic, seq, payload]`, or
+    /// `[topic, payload]` from engines that number nothing.
+    async fn message(&mut self, frames: &[Bytes], sink: &mut impl Sink) {
+        self.last_message = Instant::now();
+        let Some((payload, seq)) = split(frames) else {
+            return sink.tell(Told::Counted("bad_frames"), self.status(), self.page()).await;
+        };
+        match seq {
+            Some(seq) => self.numbered(Source::Live, seq, payload, sink).await,
+            None => {
+                self.unsequenced = true;
+                self.counted += 1;
+                self.apply(payload, sink).await;
+            }
+        }
+    }
+
+    /// Handles a numbered message from either socket, repairing what is missing
+    /// before it.
+    async fn numbered(&mut self, source: Source, seq: u64, payload: &[u8], sink: &mut impl Sink) {
+        let digest = payload_digest(payload);
+        match self.sequence.observe(source, seq, digest) {
+            Step::Apply => self.apply(payload, sink).await,
+            Step::Duplicate => {}
+            Step::Restarted => {
+                self.restart(sink).await;
+                self.catch_up(sink).await;
+                self.settle(seq, digest, payload, sink).await;
+            }
+            Step::Repair { .. } => {
+                sink.tell(Told::Counted("gap"), self.status(), self.page()).await;
+                self.catch_up(sink).await;
+                self.settle(seq, digest, payload, sink).await;
+            }
+        }
+    }
+
+    /// Applies a message after a replay did what it could.
+    async fn settle(&mut self, seq: u64, digest: u64, payload: &[u8], sink: &mut impl Sink) {
+        match self.sequence.observe(Source::Live, seq, digest) {
+            Step::Apply => self.apply(payload, sink).await,
+            Step::Duplicate => {}
+            Step::Restarted | Step::Repair { .. } => {
+                if self.sequence.last().is_none() {
+                    // Nothing was claimed yet, so nothing can be claimed wrongly.
+                    self.digester.mark_incomplete();
+                } else {
+                    self.open_gap(sink).await;
+                }
+                self.sequence.skip_to(seq, digest);
+                self.apply(payload, sink).await;
+            }
+        }
+    }
+
+    async fn open_gap(&mut self, sink: &mut impl Sink) {
+        self.gap.get_or_insert_with(Instant::now);
+        sink.tell(Told::Counted("gap_unrepaired"), self.status(), self.page()).await;
+    }
+
+    /// Asks the replay socket for everything from the last message on, until it
+    /// brings nothing new.
+    async fn catch_up(&mut self, sink: &mut impl Sink) {
+        let mut useless = 0;
+        while useless < REPLAY_ATTEMPTS {
+            let before = self.sequence.last();
+            match self.replay_once(sink).await {
+                Replayed::Continuous => return,
+                Replayed::Restarted => self.restart(sink).await,
+                Replayed::Useless if self.sequence.last() == before => useless += 1,
+                Replayed::Useless => useless = 0,
+            }
+            if self.replay.is_none() {
+                break;
+            }
+        }
+        if self.sequence.last().is_none() {
+            // The engine may hold what it stored before we came.
+            self.digester.mark_incomplete();
+        }
+    }
+
+    /// One replay, from the last message known.
+    async fn replay_once(&mut self, sink: &mut impl Sink) -> Replayed {
+        let Some(endpoint) = self.replay.clone() else { return Replayed::Useless };
+        let proof = self.sequence.last();
+        let from = proof.map_or(0, |(seq, _)| seq);
+        let mut connection = match ask_replay(&endpoint, from).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                tracing::debug!(target: "kv_router::feed", %endpoint, error = %crate::chain(&error), "unable to ask for a replay");
+                sink.tell(Told::Counted(error.reason()), self.status(), self.page()).await;
+                return Replayed::Useless;
+            }
+        };
+        let (mut first, mut ended) = (true, false);
+        while let Ok(Ok(frames)) = timeout(REPLAY_SILENCE, connection.recv()).await {
+            let [.., seq, payload] = frames.as_slice() else { break };
+            let Ok(seq) = <[u8; 8]>::try_from(&seq[..]) else { break };
+            if seq == END {
+                ended = true;
+                break;
+            }
+            let (seq, digest) = (u64::from_be_bytes(seq), payload_digest(payload));
+            if first && proof.is_some_and(|proof| proof != (seq, digest)) {
+                // The engine does not have our last message under its number.
+                return Replayed::Restarted;
+            }
+            if first && proof.is_none() && seq > 0 {
+                // Its buffer has rolled over: the beginning is gone.
+                self.digester.mark_incomplete();
+                self.sequence.skip_to(seq, digest);
+                self.apply(payload, sink).await;
+            } else if self.sequence.observe(Source::Replay, seq, digest) == Step::Apply {
+                self.apply(payload, sink).await;
+            }
+            first = false;
+        }
+        match (first, ended, proof) {
+            // Nothing came at all: right for an engine that has sent nothing.
+            (true, true, None) => Replayed::Continuous,
+            (true, true, Some(_)) => Replayed::Restarted,
+            (false, true, _) => Replayed::Continuous,
+            (_, false, _) => Replayed::Useless,
+        }
+    }
+
+    /// Applies a payload that continues the stream.
+    async fn apply(&mut self, payload: &[u8], sink: &mut impl Sink) {
+        let deltas = match wire::decode(payload) {
+            Ok(batch) => {
+                for event in &batch.events {
+                    if let wire::Event::Rejected { error, .. } = event {
+                        tracing::debug!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(error), "event rejected");
+                        sink.tell(Told::Counted(error.reason()), self.status(), self.page()).await;
+                    }
+                }
+                self.digester.apply(&batch)
+            }
+            Err(error) => {
+                tracing::warn!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(&error), "batch rejected");
+                sink.tell(Told::Counted(error.reason()), self.status(), self.page()).await;
+                // It may have held removals.
+                self.gap.get_or_insert_with(Instant::now);
+                Vec::new()
+            }
+        };
+        if deltas.first() == Some(&Delta::Cleared) {
+            self.gap = None;
+        }
+        let told = Told::Changed { epoch: self.epoch, seq: self.number(), deltas };
+        sink.tell(told, self.status(), self.page()).await;
+    }
+
+    /// The engine lives anew.
+    async fn restart(&mut self, sink: &mut impl Sink) {
+        tracing::info!(target: "kv_router::feed", endpoint = %self.publisher, "engine restarted: its view begins anew");
+        self.sequence = Sequence::default();
+        self.digester.reset();
+        self.gap = None;
+        self.begin_epoch(sink).await;
+    }
+
+    /// Begins anew with what the engine still tells, because a gap could not be
+    /// repaired. The engine's own cache is left alone.
+    async fn rebuild(&mut self, sink: &mut impl Sink) {
+        let last = self.sequence.last();
+        self.sequence = Sequence::default();
+        self.digester.reset();
+        self.digester.mark_incomplete();
+        self.gap = None;
+        self.begin_epoch(sink).await;
+        self.catch_up(sink).await;
+        if let (None, Some((seq, digest))) = (self.sequence.last(), last) {
+            self.sequence.skip_to(seq, digest);
+        }
+    }
+
+    async fn begin_epoch(&mut self, sink: &mut impl Sink) {
+        self.epoch = Epoch(sink.unix_ms().max(self.epoch.0 + 1));
+        self.remembered = None;
+        sink.tell(Told::NewEpoch { epoch: self.epoch }, self.status(), self.page()).await;
+    }
+
+    async fn tell_current(&mut self, sink: &mut impl Sink) {
+        let told = Told::Current { epoch: self.epoch, seq: self.number() };
+        sink.tell(told, self.status(), self.page()).await;
+    }
+
+    /// Numbers count from 1, so that 0 is "before the first".
+    fn number(&self) -> u64 {
+        if self.unsequenced { self.counted } else { self.sequence.expects() }
+    }
+
+    fn status(&self) -> Status {
+        let mut status = Status::of(self.digester.quality());
+        status.unsound |= self.gap.is_some();
+        status.disconnected = !self.connected;
+        status.unsequenced = self.unsequenced;
+        status
+    }
+
+    fn page(&self) -> u32 {
+        self.digester.quality().page.unwrap_or(0)
+    }
+}
+
+/// Opens a replay from `from` on. DEALER, because REQ would read one reply only.
+async fn ask_replay(endpoint: &Endpoint, from: u64) -> Result<Connection, ZmtpError> {
+    let mut connection = Connection::dealer(endpoint, Limits::default()).await?;
+    connection.send(&[b"", &from.to_be_bytes()]).await?;
+    Ok(connection)
+}
+
+/// Payload and number of a published message; `None` for fewer than two frames
+/// or a number that is none.
+fn split(frames: &[Bytes]) -> Option<(&[u8], Option<u64>)> {
+    match frames {
+        [_topic, payload] => Some((payload, None)),
+        [.., seq, payload] => {
+            let seq = <[u8; 8]>::try_from(&seq[..]).ok()?;
+            Some((payload, Some(u64::from_be_bytes(seq))))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,176 @@
+//! Asks workers whether they can serve, what they serve and in which pages.
+//!
+//! Readiness needs an answer to `/v1/models` that names the pool's model (an
+//! engine that still loads weights is healthy and serves nothing) and, for
+//! vLLM, a healthy `/health`; SGLang's generates a token and is left alone.
+//! Page sizes from live endpoints are a second opinion: events are the truth.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvrouter_crds::config::Engine;
+use serde_json::Value;
+
+use super::{ReadyReason, ServedModel, Worker, WorkerStatus};
+use crate::pool::Pool;
+use crate::proxy::upstream::Upstream;
+
+/// Between two probes of one worker.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// An engine answers `/v1/models` from memory; a second is generous.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Probes between two readings of the page size, which changes with a restart
+/// only.
+const PAGE_SIZE_EVERY: u64 = 15;
+/// Failed probes in a row after which a ready worker is no longer picked: one
+/// lost answer under load is not an outage.
+const FAILURES: u32 = 2;
+/// Largest answer that is read: `/metrics` of a large engine is below 1 MiB.
+const MAX_ANSWER: usize = 4 << 20;
+
+/// Probes `worker` for ever.
+pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
+    let mut failures = 0;
+    let mut round = 0u64;
+    loop {
+        let found = ask(&pool, &upstream, &worker).await;
+        failures = if found.reason == ReadyReason::Ok { 0 } else { failures + 1 };
+        let was_ready = worker.is_ready();
+        if found.ready || failures >= FAILURES || !was_ready {
+            publish(&worker, found);
+        }
+        if worker.is_ready() && (!was_ready || round.is_multiple_of(PAGE_SIZE_EVERY)) {
+            read_page_size(&pool, &upstream, &worker).await;
+        }
+        round += 1;
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// Takes over what was found, and says so when readiness changed.
+fn publish(worker: &Worker, found: WorkerStatus) {
+    let mut status = worker.status.write();
+    if status.ready != found.ready || (!found.ready && status.reason != found.reason) {
+        tracing::info!(
+            target: "kv_router::fleet", worker = %worker.id, ready = found.ready,
+            reason = found.reason.label(), engine = found.engine.label(), "worker readiness"
+        );
+    }
+    *status = WorkerStatus { reported_page: status.reported_page, ..found };
+}
+
+async fn ask(pool: &Pool, upstream: &Upstream, worker: &Worker) -> WorkerStatus {
+    let mut status = WorkerStatus { ready: false, models: Vec::new(), ..worker.status() };
+    let answer = match get(upstream, worker, "/v1/models").await {
+        Some((200, body)) => body,
+        Some(_) => {
+            status.reason = ReadyReason::Unhealthy;
+            return status;
+        }
+        None => {
+            status.reason = ReadyReason::Unreachable;
+            return status;
+        }
+    };
+    let answer: Value = serde_json::from_slice(&answer).unwrap_or(Value::Null);
+    let entries = answer.get("data").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    if worker.configured_engine == Engine::Auto {
+        status.engine = engine_of(entries).unwrap_or(status.engine);
+    }
+    status.models = entries.iter().filter_map(served_model).collect();
+    let base = &pool.config.file.model.name;
+    status.reason = if status.models.is_empty() {
+        ReadyReason::NoModel
+    } else if !status.models.iter().any(|model| model.name == *base) {
+        ReadyReason::OtherModel
+    } else if status.engine == Engine::VLLM && get(upstream, worker, "/health").await.is_none_or(|(code, _)| code != 200) {
+        ReadyReason::Unhealthy
+    } else {
+        ReadyReason::Ok
+    };
+    status.ready = status.reason == ReadyReason::Ok;
+    status
+}
+
+fn engine_of(entries: &[Value]) -> Option<Engine> {
+    entries.iter().find_map(|entry| match entry.get("owned_by").and_then(Value::as_str)? {
+        "vllm" => Some(Engine::VLLM),
+        "sglang" => Some(Engine::SGLang),
+        "atom" => Some(Engine::ATOM),
+        _ => None,
+    })
+}
+
+/// Entries that cannot be read are left out; the others still count.
+fn served_model(entry: &Value) -> Option<ServedModel> {
+    let name = entry.get("id").and_then(Value::as_str)?;
+    let adapter = entry.get("parent").is_some_and(Value::is_string);
+    Some(ServedModel { name: name.to_owned(), adapter })
+}
+
+async fn read_page_size(pool: &Pool, upstream: &Upstream, worker: &Worker) {
+    let page = match worker.status().engine {
+        Engine::SGLang => sglang_page(get(upstream, worker, "/server_info").await),
+        Engine::VLLM | Engine::ATOM | Engine::Auto => vllm_page(get(upstream, worker, "/metrics").await),
+    };
+    worker.status.write().reported_page = page;
+    let misfit = page.is_some_and(|page| !pool.config.size.holds_pages_of(page));
+    for target in &worker.targets {
+        target.trust.lock().set_reported_page_misfit(misfit);
+    }
+}
+
+/// `kv_events.block_size` counts what a page of events holds, context
+/// parallelism included; `page_size` alone does not.
+fn sglang_page(answer: Option<(u16, Bytes)>) -> Option<u32> {
+    let (_, body) = answer.filter(|(code, _)| *code == 200)?;
+    let info: Value = serde_json::from_slice(&body).ok()?;
+    let page = info.pointer("/kv_events/block_size").or_else(|| info.get("page_size"))?;
+    page.as_u64().and_then(|page| u32::try_from(page).ok()).filter(|page| *page > 0)
+}
+
+/// The label `block_size` of `vllm:cache_config_info`.
+fn vllm_page(answer: Option<(u16, Bytes)>) -> Option<u32> {
+    let (_, body) = answer.filter(|(code, _)| *code == 200)?;
+    let text = std::str::from_utf8(&body).ok()?;
+    let line = text.lines().find(|line| line.starts_with("vllm:cache_config_info{"))?;
+    let label = |name: &str| {
+        let (_, value) = line.split_once(&format!("{{{name}=\"")).or_else(|| line.split_once(&format!(",{name}=\"")))?;
+        value.split('"').next()?.parse().ok().filter(|page: &u32| *page > 0)
+    };
+    label("block_size")
+}
+
+async fn get(upstream: &Upstream, worker: &Worker, path: &str) -> Option<(u16, Bytes)> {
+    let answer = tokio::time::timeout(TIMEOUT, upstream.get(&worker.id, path, MAX_ANSWER)).await;
+    answer.ok()?.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_sizes_are_read_from_what_engines_really_say() {
+        let metrics = "# HELP x\nvllm:cache_config_info{_block_size_resolved=\"True\",block_size=\"32\",mamba_block_size=\"None\"} 1.0\n";
+        assert_eq!(vllm_page(Some((200, Bytes::from(metrics)))), Some(32));
+        let first = "vllm:cache_config_info{block_size=\"16\"} 1.0\n";
+        assert_eq!(vllm_page(Some((200, Bytes::from(first)))), Some(16));
+        assert_eq!(vllm_page(Some((200, Bytes::from("vllm:other 1")))), None);
+        let info = r#"{"page_size": 16, "kv_events": {"block_size": 32}}"#;
+        assert_eq!(sglang_page(Some((200, Bytes::from(info)))), Some(32), "context parallelism multiplies it");
+        assert_eq!(sglang_page(Some((200, Bytes::from(r#"{"page_size": 16, "kv_events": null}"#)))), Some(16));
+        assert_eq!(sglang_page(Some((404, Bytes::new()))), None);
+    }
+
+    #[test]
+    fn odd_entries_do_not_hide_the_others() {
+        let entries = serde_json::json!([5, {"id": 7}, {"id": "base", "owned_by": "vllm", "parent": null}, {"id": "lora", "parent": "base"}]);
+        let entries = entries.as_array().expect("a list");
+        let models: Vec<_> = entries.iter().filter_map(served_model).collect();
+        let model = |name: &str, adapter| ServedModel { name: name.to_owned(), adapter };
+        assert_eq!(models, [model("base", false), model("lora", true)]);
+        assert_eq!(engine_of(entries), Some(Engine::VLLM));
+    }
+}

@@ -1,0 +1,171 @@
+//! Metrics: registered here, described in docs/metrics.md.
+//!
+//! Counters and histograms are updated where things happen; gauges are read at
+//! scrape time from the pool itself, so they cannot drift.
+
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+use crate::pool::Pool;
+
+/// The counters and histograms of one router.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    registry: Registry,
+    /// Requests by endpoint and by the class of their final status.
+    pub requests: IntCounterVec,
+    /// Picks by policy, role and outcome.
+    pub picks: IntCounterVec,
+    /// Full blocks of all prompts picked for.
+    pub prompt_blocks: IntCounter,
+    /// Blocks that picks predicted as hits, by evidence.
+    pub hit_blocks: IntCounterVec,
+    /// Prompt tokens as engines counted them.
+    pub engine_prompt_tokens: IntCounter,
+    /// Cached prompt tokens as engines reported them.
+    pub engine_cached_tokens: IntCounter,
+    /// Tokenisations, one per request and template variant.
+    pub tokenisations: IntCounter,
+    /// Prompts that were not turned into ids, by reason.
+    pub refusals: IntCounterVec,
+    /// Attempts that failed, by reason.
+    pub failures: IntCounterVec,
+    /// Event messages, by what became of them.
+    pub events: IntCounterVec,
+    /// Views fetched anew, by reason.
+    pub resyncs: IntCounterVec,
+    /// Seconds from the request's last byte to the pick.
+    pub decision_seconds: Histogram,
+    /// Seconds to render and tokenise.
+    pub prompt_seconds: Histogram,
+    /// Seconds from forwarding to the first byte of the answer's body.
+    pub first_byte_seconds: Histogram,
+    gauges: Gauges,
+}
+
+#[derive(Debug, Clone)]
+struct Gauges {
+    in_flight: IntGaugeVec,
+    active_blocks: IntGaugeVec,
+    queued_tokens: IntGaugeVec,
+    booked: IntGaugeVec,
+    released: IntGaugeVec,
+    view_blocks: IntGaugeVec,
+    trust: IntGaugeVec,
+    worker_ready: IntGaugeVec,
+    pool: IntGaugeVec,
+}
+
+impl Metrics {
+    /// Registers everything.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(format!("kvrouter_{name}"), help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            let counters = IntCounterVec::new(Opts::new(format!("kvrouter_{name}"), help), labels)?;
+            registry.register(Box::new(counters.clone()))?;
+            Ok::<_, prometheus::Error>(counters)
+        };
+        let histogram = |name: &str, help: &str, from: f64| {
+            // Ten steps a factor of 2.5 apart span four decades.
+            let buckets = prometheus::exponential_buckets(from, 2.5, 11)?;
+            let options = HistogramOpts::new(format!("kvrouter_{name}"), help).buckets(buckets);
+            let histogram = Histogram::with_opts(options)?;
+            registry.register(Box::new(histogram.clone()))?;
+            Ok::<_, prometheus::Error>(histogram)
+        };
+        Ok(Self {
+            requests: counters("requests_total", "Requests by endpoint and final status class.", &["endpoint", "status"])?,
+            picks: counters("picks_total", "Picks by policy, role and outcome.", &["policy", "role", "outcome"])?,
+            prompt_blocks: counter("prompt_blocks_total", "Full blocks of all prompts picked for.")?,
+            hit_blocks: counters("hit_blocks_total", "Blocks predicted as hits, by evidence.", &["evidence"])?,
+            engine_prompt_tokens: counter("engine_prompt_tokens_total", "Prompt tokens as engines counted them.")?,
+            engine_cached_tokens: counter("engine_cached_tokens_total", "Cached prompt tokens as engines reported them.")?,
+            tokenisations: counter("tokenisations_total", "Prompts rendered and tokenised.")?,
+            refusals: counters("prompt_refusals_total", "Prompts not turned into token ids.", &["reason"])?,
+            failures: counters("attempt_failures_total", "Attempts that failed, by reason.", &["reason"])?,
+            events: counters("event_messages_total", "Event messages, by what became of them.", &["result"])?,
+            resyncs: counters("view_resyncs_total", "Views fetched anew, by reason.", &["reason"])?,
+            decision_seconds: histogram("decision_seconds", "From the body's last byte to the pick.", 0.00005)?,
+            prompt_seconds: histogram("prompt_seconds", "To render and tokenise.", 0.00005)?,
+            first_byte_seconds: histogram("first_byte_seconds", "From forwarding to the answer's first byte.", 0.005)?,
+            gauges: Gauges::new(&registry)?,
+            registry,
+        })
+    }
+
+    /// The text exposition, gauges read from `pool` now.
+    pub fn render(&self, pool: &Pool) -> Result<String, prometheus::Error> {
+        self.gauges.read(pool);
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
+    }
+}
+
+impl Gauges {
+    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            let gauges = IntGaugeVec::new(Opts::new(format!("kvrouter_{name}"), help), labels)?;
+            registry.register(Box::new(gauges.clone()))?;
+            Ok::<_, prometheus::Error>(gauges)
+        };
+        Ok(Self {
+            in_flight: gauges("target_requests", "Leases in flight.", &["target"])?,
+            active_blocks: gauges("target_active_blocks", "Distinct blocks in flight.", &["target"])?,
+            queued_tokens: gauges("target_queued_tokens", "Uncached tokens that wait for a first byte.", &["target"])?,
+            booked: gauges("leases_booked", "Leases ever booked.", &["target"])?,
+            released: gauges("leases_released", "Leases ever released.", &["target"])?,
+            view_blocks: gauges("view_blocks", "Blocks in the view of a target.", &["target"])?,
+            trust: gauges("view_trust", "1 for the state that a view is in.", &["target", "state", "reason"])?,
+            worker_ready: gauges("worker_ready", "Whether a worker may be picked.", &["worker", "reason"])?,
+            pool: gauges("pool", "Sizes of the pool's tables.", &["table"])?,
+        })
+    }
+
+    /// Targets that are gone and states that passed disappear.
+    fn read(&self, pool: &Pool) {
+        let all = [
+            &self.in_flight,
+            &self.active_blocks,
+            &self.queued_tokens,
+            &self.booked,
+            &self.released,
+            &self.view_blocks,
+            &self.trust,
+            &self.worker_ready,
+        ];
+        all.iter().for_each(|gauges| gauges.reset());
+        let now = pool.clock.now();
+        let freshness = pool.live.read().freshness;
+        let set = |gauges: &IntGaugeVec, labels: &[&str], value: u64| {
+            gauges.with_label_values(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        for worker in pool.fleet.workers() {
+            let status = worker.status();
+            set(&self.worker_ready, &[worker.id.as_str(), status.reason.label()], u64::from(status.ready));
+            for target in &worker.targets {
+                let name = target.target.to_string();
+                let load = target.account.load();
+                let turnover = target.account.turnover();
+                set(&self.in_flight, &[&name], load.requests);
+                set(&self.active_blocks, &[&name], load.active_blocks);
+                set(&self.queued_tokens, &[&name], load.queued.0);
+                set(&self.booked, &[&name], turnover.booked);
+                set(&self.released, &[&name], turnover.released);
+                set(&self.view_blocks, &[&name], pool.index.read().block_count(target.slot) as u64);
+                let verdict = target.trust.lock().verdict(now, freshness);
+                set(&self.trust, &[&name, verdict.state.label(), verdict.reason.label()], 1);
+            }
+        }
+        set(&self.pool, &["index_blocks"], pool.index.read().unique_blocks() as u64);
+        set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
+        set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
+        set(&self.pool, &["receipts_filed"], pool.receipts.lock().filed());
+    }
+}

@@ -1,0 +1,200 @@
+//! The state of one pool, shared by all tasks of a router.
+//!
+//! Locks are held for microseconds and never across an await. Where two are
+//! needed the order is: index, then a target's trust, then its account.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvrouter_core::blocks::{Domain, Identity, IdentitySeed};
+use kvrouter_core::events::Delta;
+use kvrouter_core::events::envelope::Status;
+use kvrouter_core::ids::Epoch;
+use kvrouter_core::index::Index;
+use kvrouter_core::policy::history::History;
+use kvrouter_core::policy::leases::Ledger;
+use kvrouter_core::receipts::Ring;
+use kvrouter_crds::config::Engine;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Semaphore;
+
+use crate::clock::Clock;
+use crate::config::{Live, ServeConfig};
+use crate::fleet::{Fleet, TargetState};
+use crate::metrics::Metrics;
+use crate::prompt::Prompter;
+
+/// Everything that requests, feeds and admin endpoints share.
+#[derive(Debug)]
+pub struct Pool {
+    /// The settings it was started with.
+    pub config: ServeConfig,
+    /// The settings that may change.
+    pub live: RwLock<Live>,
+    /// Why the latest live settings were refused.
+    pub live_refused: RwLock<Option<String>>,
+    /// Roots and namespaces.
+    pub identity: Identity,
+    /// What the hashes are about.
+    pub domain: Domain,
+    /// Who holds which block.
+    pub index: RwLock<Index>,
+    /// Where prefixes were sent.
+    pub history: Mutex<History>,
+    /// Select and book.
+    pub ledger: Ledger,
+    /// The workers.
+    pub fleet: Fleet,
+    /// The latest receipts.
+    pub receipts: Mutex<Ring>,
+    /// Renders and tokenises.
+    pub prompter: Arc<Prompter>,
+    /// Why there is no tokenizer.
+    pub tokenizer_failure: Option<String>,
+    /// One permit per core: prompts are prepared by so many threads at most.
+    pub cpu: Arc<Semaphore>,
+    /// The only clock.
+    pub clock: Clock,
+    /// Counters.
+    pub metrics: Metrics,
+    /// Whether the broker is connected; true without one.
+    pub broker_connected: AtomicBool,
+    /// Latched once the first views are there.
+    pub ready: AtomicBool,
+    /// Set by SIGTERM.
+    pub draining: AtomicBool,
+}
+
+/// What a feed learned about one target.
+#[derive(Debug)]
+pub enum Change {
+    /// The engine lives anew, or its view is being rebuilt: forget what it held.
+    Reset,
+    /// The whole of what it holds, as of message `seq`.
+    Replaced {
+        /// The engine's life.
+        epoch: Epoch,
+        /// Number of the last message in it.
+        seq: u64,
+        /// The set, as stores.
+        deltas: Vec<Delta>,
+        /// How sound it is.
+        status: Status,
+        /// Tokens per page; 0 while unknown.
+        page: u32,
+    },
+    /// One message that continues the stream; a heartbeat has no deltas.
+    Continued {
+        /// The engine's life.
+        epoch: Epoch,
+        /// Number of the message.
+        seq: u64,
+        /// What changed.
+        deltas: Vec<Delta>,
+        /// How sound the view is.
+        status: Status,
+        /// Tokens per page; 0 while unknown.
+        page: u32,
+    },
+    /// The other side speaks of another domain.
+    ForeignDomain,
+}
+
+impl Pool {
+    /// A pool as `config` describes it, its static workers included.
+    pub fn new(config: ServeConfig) -> Result<Self, prometheus::Error> {
+        let identity = Identity::new(IdentitySeed::new(&config.identity_seed));
+        let domain = Domain::new(&config.file.model.name, &config.file.model.revision, config.size);
+        let (prompter, tokenizer_failure) = load_prompter(&config);
+        let mut index = Index::default();
+        let fleet = Fleet::of_static(&config.file, &mut index);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let receipts = Ring::new(usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX));
+        Ok(Self {
+            live: RwLock::new(config.live),
+            live_refused: RwLock::default(),
+            identity,
+            domain,
+            index: RwLock::new(index),
+            history: Mutex::default(),
+            ledger: Ledger::default(),
+            fleet,
+            receipts: Mutex::new(receipts),
+            prompter: Arc::new(prompter),
+            tokenizer_failure,
+            cpu: Arc::new(Semaphore::new(cores)),
+            clock: Clock::start(),
+            metrics: Metrics::new()?,
+            broker_connected: AtomicBool::new(true),
+            ready: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            config,
+        })
+    }
+
+    /// Whether `/readyz` succeeds: latched once the first views are there, and
+    /// cleared only by SIGTERM.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed) && !self.draining.load(Ordering::Relaxed)
+    }
+
+    /// The engine family whose rendering prompts follow: the configured one,
+    /// else what the first worker that told says it is.
+    pub fn engine(&self) -> Engine {
+        let told = || self.fleet.workers().iter().map(|worker| worker.status().engine).find(|engine| *engine != Engine::Auto);
+        match self.config.file.engine {
+            Engine::Auto => told().unwrap_or(Engine::Auto),
+            configured => configured,
+        }
+    }
+
+    /// A view that was built message by message is now current.
+    pub fn mark_synced(&self, target: &TargetState, epoch: Epoch, seq: u64, status: Status) {
+        target.trust.lock().synced(self.clock.now(), epoch, seq, status);
+    }
+
+    /// Applies what a feed learned. Index and trust change together, so that a
+    /// decision never sees new blocks under old trust.
+    pub fn apply(&self, target: &TargetState, change: Change) {
+        let now = self.clock.now();
+        let mut index = self.index.write();
+        let mut trust = target.trust.lock();
+        match change {
+            Change::Reset => {
+                index.apply(target.slot, &Delta::Cleared);
+                trust.reset();
+            }
+            Change::Replaced { epoch, seq, deltas, status, page } => {
+                index.replace(target.slot, &deltas);
+                trust.set_domain_mismatch(false);
+                trust.synced(now, epoch, seq, status);
+                target.note(status, page);
+            }
+            Change::Continued { epoch, seq, deltas, status, page } => {
+                deltas.iter().for_each(|delta| index.apply(target.slot, delta));
+                trust.heard(now, epoch, seq, status);
+                target.note(status, page);
+            }
+            Change::ForeignDomain => {
+                index.apply(target.slot, &Delta::Cleared);
+                trust.set_domain_mismatch(true);
+            }
+        }
+    }
+}
+
+/// A tokenizer that cannot be loaded does not stop the router: it routes by
+/// load, and says so.
+fn load_prompter(config: &ServeConfig) -> (Prompter, Option<String>) {
+    let Some(tokenizer) = &config.file.model.tokenizer else {
+        return (Prompter::without_tokenizer(), Some("no tokenizer is configured".to_owned()));
+    };
+    match Prompter::load(&tokenizer.path) {
+        Ok(prompter) => (prompter, None),
+        Err(error) => {
+            let message = crate::chain(&error);
+            tracing::error!(target: "kv_router", path = %tokenizer.path.display(), error = %message, "no tokenizer: requests are routed by load");
+            (Prompter::without_tokenizer(), Some(message))
+        }
+    }
+}

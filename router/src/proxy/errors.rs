@@ -1,0 +1,138 @@
+//! What clients read when something fails: OpenAI error objects with a type, a
+//! code and a next step. What the log says is another message.
+
+use std::time::Duration;
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use kvrouter_core::ids::WorkerId;
+use serde_json::{Value, json};
+
+/// Why a request was not served.
+#[derive(Debug)]
+pub enum ClientError {
+    /// The body is no JSON.
+    NotJson {
+        /// Where and why.
+        error: String,
+    },
+    /// The body is JSON, but no object.
+    NotAnObject,
+    /// `model` is no string.
+    ModelNotText,
+    /// Nobody serves the model.
+    UnknownModel {
+        /// The name asked for.
+        name: String,
+        /// The names served.
+        known: Vec<String>,
+    },
+    /// The body is larger than the limit.
+    BodyTooLarge {
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The body ended early or is badly framed.
+    BodyUnreadable,
+    /// The path cannot be forwarded.
+    BadPath,
+    /// No worker is ready.
+    NoWorker,
+    /// All attempts failed before a first byte.
+    WorkerFailed {
+        /// The last one tried.
+        worker: WorkerId,
+        /// Why: a stable label.
+        reason: &'static str,
+    },
+    /// The worker took too long.
+    FirstByteTimeout {
+        /// The worker.
+        worker: WorkerId,
+        /// The limit.
+        limit: Duration,
+    },
+    /// The router stops.
+    ShuttingDown,
+}
+
+impl ClientError {
+    const fn status(&self) -> StatusCode {
+        match self {
+            Self::NotJson { .. } | Self::NotAnObject | Self::ModelNotText => StatusCode::BAD_REQUEST,
+            Self::BodyUnreadable | Self::BadPath => StatusCode::BAD_REQUEST,
+            Self::UnknownModel { .. } => StatusCode::NOT_FOUND,
+            Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::NoWorker | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::WorkerFailed { .. } => StatusCode::BAD_GATEWAY,
+            Self::FirstByteTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    const fn code(&self) -> &'static str {
+        match self {
+            Self::NotJson { .. } => "invalid_json",
+            Self::NotAnObject => "not_an_object",
+            Self::ModelNotText => "invalid_model",
+            Self::UnknownModel { .. } => "model_not_found",
+            Self::BodyTooLarge { .. } => "body_too_large",
+            Self::BodyUnreadable => "body_unreadable",
+            Self::BadPath => "bad_path",
+            Self::NoWorker => "no_worker",
+            Self::WorkerFailed { .. } => "worker_failed",
+            Self::FirstByteTimeout { .. } => "first_byte_timeout",
+            Self::ShuttingDown => "shutting_down",
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Self::NotJson { error } => format!("The body is not valid JSON: {error}. Send one JSON object."),
+            Self::NotAnObject => "The body is not a JSON object. Send one JSON object.".to_owned(),
+            Self::ModelNotText => "The field `model` is not a string. Send the model's name.".to_owned(),
+            Self::UnknownModel { name, known } => format!(
+                "The model `{name}` is not served here. Use one of: {}.",
+                known.join(", ")
+            ),
+            Self::BodyTooLarge { limit } => {
+                format!("The body is larger than {limit} bytes. Send a smaller one, or raise limits.requestBodyBytes.")
+            }
+            Self::BodyUnreadable => "The body ended early or is badly framed. Send it again.".to_owned(),
+            Self::BadPath => "The path cannot be forwarded. Check the URL.".to_owned(),
+            Self::NoWorker => {
+                "No worker is ready. Try again, or look at /health/report for what is missing.".to_owned()
+            }
+            Self::WorkerFailed { worker, reason } => format!(
+                "Worker {worker} failed before its first byte ({reason}), and no other one could take over. Try again."
+            ),
+            Self::FirstByteTimeout { worker, limit } => format!(
+                "Worker {worker} sent nothing for {} s. Try again, or raise limits.firstByteTimeoutSeconds.",
+                limit.as_secs()
+            ),
+            Self::ShuttingDown => "This router is stopping. Try again: another one will answer.".to_owned(),
+        }
+    }
+
+    const fn kind(&self) -> &'static str {
+        match self.status().as_u16() {
+            400..500 => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+}
+
+/// An OpenAI error object.
+pub fn object(message: &str, kind: &str, code: &str) -> Value {
+    json!({"error": {"message": message, "type": kind, "param": null, "code": code}})
+}
+
+impl IntoResponse for ClientError {
+    fn into_response(self) -> Response {
+        let body = object(&self.message(), self.kind(), self.code());
+        let mut response = (self.status(), axum::Json(body)).into_response();
+        if self.status() == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}

@@ -1,0 +1,90 @@
+//! Connections to workers: HTTP/1.1, pooled, with time limits.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kvrouter_core::ids::WorkerId;
+
+/// How long an idle connection is kept. Engines' servers (uvicorn) close theirs
+/// after 5 s; one that we used at that moment would fail.
+const IDLE: Duration = Duration::from_secs(4);
+/// Idle connections kept per worker: as many as requests usually run there.
+const IDLE_PER_WORKER: usize = 256;
+
+/// The way to workers. Cheap to clone; clones share connections.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+/// Why a worker did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// No connection, or it broke before the answer's head.
+    #[error("unable to reach the worker")]
+    Send {
+        /// What was wrong.
+        #[source]
+        source: hyper_util::client::legacy::Error,
+    },
+    /// The answer's body broke before its first byte.
+    #[error("the worker's answer broke off before its first byte")]
+    Body {
+        /// What was wrong.
+        #[source]
+        source: hyper::Error,
+    },
+    /// The answer cannot be used.
+    #[error("the worker's answer is unreadable or too large")]
+    Unreadable,
+}
+
+impl UpstreamError {
+    /// Stable label for metrics and receipts.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Send { source } if source.is_connect() => "connect",
+            Self::Send { .. } => "broken_before_head",
+            Self::Body { .. } => "broken_before_first_byte",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+impl Upstream {
+    /// Connections that are made within `connect_timeout` or not at all.
+    pub fn new(connect_timeout: Duration) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(connect_timeout));
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(IDLE_PER_WORKER)
+            .build(connector);
+        Self { client }
+    }
+
+    /// Sends `request`, whose URI is absolute. Dropping the future or the
+    /// answer's body closes the connection, which aborts the work at engines.
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, UpstreamError> {
+        self.client.request(request).await.map_err(|source| UpstreamError::Send { source })
+    }
+
+    /// Status and whole body of `GET path` at `worker`, at most `limit` bytes.
+    pub async fn get(&self, worker: &WorkerId, path: &str, limit: usize) -> Result<(u16, Bytes), UpstreamError> {
+        let request = Request::get(format!("http://{worker}{path}"))
+            .body(Full::default())
+            .map_err(|_| UpstreamError::Unreadable)?;
+        let answer = self.send(request).await?;
+        let status = answer.status().as_u16();
+        let body = Limited::new(answer.into_body(), limit).collect().await;
+        Ok((status, body.map_err(|_| UpstreamError::Unreadable)?.to_bytes()))
+    }
+}

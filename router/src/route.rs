@@ -1,0 +1,196 @@
+//! One request's facts to one pick.
+//!
+//! Gathers what the core needs (hits from the index, trust, routing history),
+//! lets it select and book, and writes down the receipt and the pick line. The
+//! core decides; nothing is decided here.
+
+use std::sync::Arc;
+
+use kvrouter_core::blocks::{BlockHash, NamespaceId, chain};
+use kvrouter_core::ids::{Role, Target, WorkerId};
+use kvrouter_core::policy::leases::{Lease, Prospect};
+use kvrouter_core::policy::{Candidate, Decision, Evidence, Outcome, PickRequest, hits};
+use kvrouter_core::receipts::{Receipt, ReceiptNumber, SCHEMA_VERSION};
+use kvrouter_core::units::{Blocks, TierHits, Tokens};
+use kvrouter_crds::config::Fallback;
+
+use crate::fleet::{TargetState, Worker};
+use crate::pool::Pool;
+use crate::prompt::Prompt;
+
+/// A request as routing sees it.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Its id.
+    pub request_id: Arc<str>,
+    /// What a worker is wanted for.
+    pub role: Role,
+    /// Tokens of the prompt.
+    pub prompt_tokens: Tokens,
+    /// Whether they were counted, not estimated.
+    pub exact_tokens: bool,
+    /// What may share its blocks.
+    pub namespace: NamespaceId,
+    /// Its full blocks; empty where it was not tokenised.
+    pub blocks: Arc<[BlockHash]>,
+}
+
+/// A pick: where to send a request, and what holds the booking.
+#[derive(Debug)]
+pub struct Routed {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// The rank of it.
+    pub target: Target,
+    /// The booking.
+    pub lease: Lease,
+    /// Where the receipt was filed.
+    pub receipt: ReceiptNumber,
+}
+
+impl Ask {
+    /// Hashes a prompt. CPU-bound: about 2 ns a token.
+    pub fn new(pool: &Pool, request_id: Arc<str>, prompt: &Prompt) -> Self {
+        let root = pool.identity.root(&prompt.namespace);
+        Self {
+            request_id,
+            role: Role::Mixed,
+            prompt_tokens: prompt.count,
+            exact_tokens: prompt.refused.is_none(),
+            namespace: pool.identity.id(&prompt.namespace),
+            blocks: chain(root, pool.config.size, &prompt.tokens).into(),
+        }
+    }
+
+    fn pick_request(&self, pool: &Pool) -> PickRequest<'_> {
+        PickRequest {
+            id: &self.request_id,
+            role: self.role,
+            prompt: self.prompt_tokens,
+            blocks: &self.blocks,
+            size: pool.config.size,
+        }
+    }
+
+    fn receipt(&self, pool: &Pool, attempt: u32) -> Receipt {
+        Receipt {
+            schema_version: SCHEMA_VERSION,
+            request_id: Arc::clone(&self.request_id),
+            time_unix_ms: pool.clock.unix_ms(),
+            attempt,
+            role: self.role,
+            settings: pool.live.read().settings,
+            namespace: self.namespace,
+            prompt_tokens: self.prompt_tokens,
+            exact_tokens: self.exact_tokens,
+            prompt_blocks: self.blocks.len() as u64,
+            block_size: pool.config.size.tokens(),
+            candidates: Vec::new(),
+            chosen: None,
+            outcome: Outcome::NoTarget,
+            predicted_hit_tokens: Tokens(0),
+            result: None,
+        }
+    }
+}
+
+/// Picks a ready worker outside `excluded`, books the request there and files
+/// the receipt; `Err` is the receipt of a request that found nobody.
+pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Result<Routed, ReceiptNumber> {
+    let prospects = prospects(pool, ask, excluded);
+    let settings = pool.live.read().settings;
+    let mut receipt = ask.receipt(pool, attempt);
+    let request = ask.pick_request(pool);
+    let picked = pool.ledger.select_and_book(&settings, &request, ask.namespace, &ask.blocks, prospects);
+    let Some(pick) = picked else {
+        count(pool, ask, Outcome::NoTarget, None);
+        return Err(pool.receipts.lock().file(receipt));
+    };
+    receipt.fill(&pick.candidates, &pick.decision);
+    let chosen = &pick.candidates[pick.decision.chosen];
+    log_pick(pool, ask, chosen, &pick.decision);
+    count(pool, ask, pick.decision.outcome, Some(chosen));
+    let receipt = pool.receipts.lock().file(receipt);
+    let found = pool.fleet.worker(chosen.target.worker.as_str());
+    let worker = Arc::clone(found.expect("candidates come from the fleet, which never shrinks"));
+    if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
+        pool.history.lock().record(pool.clock.now(), state.slot, ask.namespace, &ask.blocks);
+    }
+    Ok(Routed { worker, target: chosen.target.clone(), lease: pick.lease, receipt })
+}
+
+/// The receipt of what [`pick`] would do now, without doing it.
+pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
+    let settings = pool.live.read().settings;
+    let mut receipt = ask.receipt(pool, 0);
+    let prospects = prospects(pool, ask, &[]);
+    let preview = pool.ledger.preview(&settings, &ask.pick_request(pool), ask.namespace, prospects);
+    if let Some((decision, candidates)) = preview {
+        receipt.fill(&candidates, &decision);
+    }
+    receipt
+}
+
+/// All ranks of all ready workers, with what their views and the routing
+/// history are worth for this request.
+fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
+    let claims = pool.index.read().hits(ask.namespace, &ask.blocks);
+    let live = *pool.live.read();
+    let now = pool.clock.now();
+    let prospect = |state: &Arc<TargetState>| {
+        let found = claims.binary_search_by_key(&state.slot, |(slot, _)| *slot);
+        let claimed = found.map_or_else(|_| TierHits::default(), |at| claims[at].1);
+        let trust = state.trust.lock().verdict(now, live.freshness);
+        let paired = state.facts().paired;
+        let usable = |held| hits::usable(held, ask.prompt_tokens, pool.config.size, paired);
+        let (hits, evidence) = if trust.credited {
+            (usable(claimed), Evidence::View)
+        } else if live.fallback == Fallback::History {
+            let sent = pool.history.lock().hits(now, state.slot, ask.namespace, &ask.blocks);
+            (usable(TierHits { device: sent, ..TierHits::default() }), Evidence::History)
+        } else {
+            (TierHits::default(), Evidence::Nothing)
+        };
+        let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
+        let account = Arc::clone(&state.account);
+        Prospect { target: state.target.clone(), account, claimed, hits, evidence, trust }
+    };
+    let eligible = pool.fleet.workers().iter().filter(|worker| worker.is_ready() && !excluded.contains(&worker.id));
+    eligible.flat_map(|worker| worker.targets.iter().map(prospect)).collect()
+}
+
+fn count(pool: &Pool, ask: &Ask, outcome: Outcome, chosen: Option<&Candidate>) {
+    let policy = pool.live.read().settings.policy.label();
+    pool.metrics.picks.with_label_values(&[policy, ask.role.label(), outcome.label()]).inc();
+    let Some(chosen) = chosen else { return };
+    pool.metrics.prompt_blocks.inc_by(ask.blocks.len() as u64);
+    let evidence = match chosen.evidence {
+        Evidence::Nothing => return,
+        Evidence::View => "view",
+        Evidence::History => "history",
+    };
+    pool.metrics.hit_blocks.with_label_values(&[evidence]).inc_by(chosen.hits.total());
+}
+
+/// The line that our documentation promises.
+fn log_pick(pool: &Pool, ask: &Ask, chosen: &Candidate, decision: &Decision) {
+    let cost = decision.terms[decision.chosen].cost;
+    tracing::info!(
+        target: "kv_router::pick",
+        policy = pool.live.read().settings.policy.label(),
+        role = ask.role.label(),
+        picked = %chosen.target,
+        hits = chosen.hits.total(),
+        blocks = ask.blocks.len(),
+        cost = (cost * 1000.0).round() / 1000.0,
+        active_blocks = chosen.load.active_blocks,
+        queued_tokens = chosen.load.queued.0,
+        outcome = decision.outcome.label(),
+        trust = chosen.trust.state.label(),
+        tie = decision.tie.label(),
+        hit_tokens = pool.config.size.tokens_in(Blocks(chosen.hits.total())).0,
+        prompt_tokens = ask.prompt_tokens.0,
+        request_id = %ask.request_id,
+        "pick"
+    );
+}
