@@ -6,11 +6,14 @@ use std::io::Write as _;
 use clap::Parser as _;
 use engine_sim::{Config, EngineSim};
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let config = Config::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let mut terminate = signal(SignalKind::terminate())?;
     let engine = EngineSim::start(config).await?;
     let ready = serde_json::json!({

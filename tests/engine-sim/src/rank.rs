@@ -425,3 +425,135 @@ impl State {
         self.next_seq += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Wire;
+
+    struct Bench {
+        rank: Arc<Rank>,
+        _task: tokio::task::JoinHandle<()>,
+    }
+
+    /// A rank whose times are easy to add up: 10 ms a step, 1000 tokens a second, 1 ms for each
+    /// decoding request.
+    fn bench(change: impl FnOnce(&mut Config)) -> Bench {
+        let mut config = Config {
+            page_size: 4,
+            num_pages: 65,
+            step_ms: 10.0,
+            prefill_tokens_per_second: 1000.0,
+            decode_request_ms: 1.0,
+            ..Config::default()
+        };
+        change(&mut config);
+        let rank = Rank::new(Arc::new(config), 0, None);
+        let _task = tokio::spawn(run(Arc::clone(&rank)));
+        Bench { rank, _task }
+    }
+
+    impl Bench {
+        /// Queues a prompt of `length` tokens that no other family shares.
+        fn submit(&self, family: u32, length: u32, output: usize) -> (RequestId, mpsc::Receiver<Progress>) {
+            let (progress, receiver) = mpsc::channel(output);
+            let prompt = (0..length).map(|at| family * 1000 + at).collect();
+            let output = vec![7; output].into();
+            let key = CacheKey::default();
+            (self.rank.submit(Job { key, prompt, output, choice: 0, progress }), receiver)
+        }
+    }
+
+    /// Milliseconds until the next token, and its cached tokens.
+    async fn next(began: Instant, receiver: &mut mpsc::Receiver<Progress>) -> (u128, usize) {
+        let progress = receiver.recv().await.unwrap();
+        (began.elapsed().as_millis(), progress.cached_tokens)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn steps_take_the_time_of_their_content() {
+        let bench = bench(|_| {});
+        let began = Instant::now();
+        let (_, mut first) = bench.submit(1, 41, 3);
+        assert_eq!(next(began, &mut first).await, (51, 0), "10 + 41 uncached");
+        assert_eq!(next(began, &mut first).await, (62, 0), "10 + 1 decoding");
+        assert_eq!(next(began, &mut first).await, (73, 0));
+        let began = Instant::now();
+        let (_, mut second) = bench.submit(1, 41, 1);
+        assert_eq!(next(began, &mut second).await, (11, 40), "10 + the one token that is never cached");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn prefill_comes_in_chunks_while_others_decode() {
+        let bench = bench(|config| config.chunk_tokens = 20);
+        let began = Instant::now();
+        let (_, mut long) = bench.submit(1, 50, 1);
+        let (_, mut short) = bench.submit(2, 5, 4);
+        // Chunks of 20, 20 and 10 tokens; the third leaves room for the short prompt.
+        assert_eq!(next(began, &mut long).await.0, 30 + 30 + 25);
+        assert_eq!(next(began, &mut short).await.0, 85);
+        // It arrives while a step runs, and joins the one after.
+        let (_, mut third) = bench.submit(3, 20, 1);
+        assert_eq!(next(began, &mut short).await.0, 85 + 11);
+        assert_eq!(next(began, &mut third).await.0, 96 + 31, "20 tokens of prefill and one decoding");
+        assert_eq!(next(began, &mut short).await.0, 96 + 31, "which went on meanwhile");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn context_and_scale_enter_the_time() {
+        let bench = bench(|config| {
+            (config.context_token_ns, config.time_scale) = (1e6, 2.0);
+        });
+        let began = Instant::now();
+        let (_, mut only) = bench.submit(1, 10, 2);
+        assert_eq!(next(began, &mut only).await.0, 40);
+        assert_eq!(next(began, &mut only).await.0, 40 + 2 * (10 + 1 + 11));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_beyond_the_limit_wait_in_order() {
+        let bench = bench(|config| config.max_running = 1);
+        let began = Instant::now();
+        let (_, mut first) = bench.submit(1, 10, 2);
+        let (_, mut second) = bench.submit(2, 10, 1);
+        let (third, _third) = bench.submit(3, 10, 1);
+        next(began, &mut first).await;
+        assert_eq!((bench.rank.snapshot().running, bench.rank.snapshot().waiting), (1, 2));
+        bench.rank.abort(third);
+        assert_eq!(bench.rank.snapshot().waiting, 1);
+        assert_eq!(next(began, &mut second).await.0, 20 + 11 + 20);
+        assert_eq!(bench.rank.snapshot().counters.aborted, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_room_waits_or_gives_way_and_still_ends() {
+        for wire in [Wire::Vllm033, Wire::Sglang0523] {
+            let bench = bench(|config| (config.wire, config.num_pages) = (wire, 9));
+            let (_, mut first) = bench.submit(1, 8, 20);
+            let (_, mut second) = bench.submit(2, 8, 20);
+            for receiver in [&mut first, &mut second] {
+                let mut tokens = 0;
+                while receiver.recv().await.is_some() {
+                    tokens += 1;
+                }
+                assert_eq!(tokens, 20, "{wire:?}");
+            }
+            // Seven pages each; eight or nine are not enough for both at once.
+            let snapshot = bench.rank.snapshot();
+            assert!(snapshot.counters.preemptions > 0, "{wire:?}");
+            assert_eq!((snapshot.usage.pinned, snapshot.counters.finished), (0, 2), "{wire:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_restart_closes_every_channel() {
+        let bench = bench(|_| {});
+        let (_, mut running) = bench.submit(1, 10, 5);
+        running.recv().await.unwrap();
+        let (_, mut waiting) = bench.submit(2, 10, 5);
+        bench.rank.restart();
+        assert_eq!((running.recv().await, waiting.recv().await), (None, None));
+        let (_, mut next) = bench.submit(1, 10, 1);
+        assert_eq!(next.recv().await.unwrap().cached_tokens, 0);
+    }
+}

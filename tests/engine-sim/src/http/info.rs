@@ -191,28 +191,36 @@ fn vllm_metrics(engine: &Engine, snapshots: &[Snapshot]) -> String {
     ];
     let mut out = String::new();
     write_metrics(&mut out, &metrics, snapshots, |rank| format!("engine=\"{rank}\",model_name=\"{model}\""));
+    write_cache_config(&mut out, engine, snapshots.len());
+    out
+}
+
+fn write_cache_config(out: &mut String, engine: &Engine, ranks: usize) {
     out.push_str("# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n");
     out.push_str("# TYPE vllm:cache_config_info gauge\n");
     let page = engine.config.page_size;
     let pages = engine.config.num_pages;
-    for rank in 0..snapshots.len() {
-        let new = if has_event_sources(engine.config.wire) {
+    for rank in 0..ranks {
+        let mut labels = vec![
+            ("block_size", page.to_string()),
+            ("cache_dtype", "auto".to_owned()),
+            ("enable_prefix_caching", "True".to_owned()),
+            ("engine", rank.to_string()),
+            ("mamba_block_size", "None".to_owned()),
+            ("num_gpu_blocks", pages.to_string()),
+            ("prefix_caching_hash_algo", "sha256_cbor".to_owned()),
+            ("sliding_window", "None".to_owned()),
+        ];
+        if has_event_sources(engine.config.wire) {
             let tokens = u64::from(page) * u64::from(pages);
-            format!(
-                "effective_attention_block_size=\"{page}\",hash_block_size=\"None\",\
-                 kv_cache_size_tokens=\"{tokens}\","
-            )
-        } else {
-            String::new()
-        };
-        let _ = writeln!(
-            out,
-            "vllm:cache_config_info{{block_size=\"{page}\",cache_dtype=\"auto\",{new}\
-             enable_prefix_caching=\"True\",engine=\"{rank}\",mamba_block_size=\"None\",\
-             num_gpu_blocks=\"{pages}\",prefix_caching_hash_algo=\"sha256_cbor\",sliding_window=\"None\"}} 1.0"
-        );
+            labels.push(("effective_attention_block_size", page.to_string()));
+            labels.push(("hash_block_size", "None".to_owned()));
+            labels.push(("kv_cache_size_tokens", tokens.to_string()));
+        }
+        labels.sort_unstable();
+        let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{value}\"")).collect();
+        let _ = writeln!(out, "vllm:cache_config_info{{{}}} 1.0", labels.join(","));
     }
-    out
 }
 
 fn sglang_metrics(engine: &Engine, snapshots: &[Snapshot]) -> String {

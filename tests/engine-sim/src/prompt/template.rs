@@ -228,7 +228,7 @@ fn write_json(out: &mut String, value: &Value, indent: Option<usize>, sort_keys:
             }
             ('{', '}', items)
         }
-        Value::Number(number) => return out.push_str(&python_number(&number.to_string())),
+        Value::Number(number) => return out.push_str(&python_number(number)),
         other => return out.push_str(&other.to_string()),
     };
     let newline = |out: &mut String, depth: usize| {
@@ -255,14 +255,17 @@ fn write_json(out: &mut String, value: &Value, indent: Option<usize>, sort_keys:
     out.push(close);
 }
 
-/// Python writes exponents with a sign and two digits.
-fn python_number(text: &str) -> String {
-    let Some((mantissa, exponent)) = text.split_once('e') else { return text.to_owned() };
-    let (sign, digits) = match exponent.strip_prefix('-') {
-        Some(digits) => ('-', digits),
-        None => ('+', exponent.trim_start_matches('+')),
-    };
-    format!("{}e{sign}{digits:0>2}", mantissa.trim_end_matches(".0"))
+/// Python's form of a number: floats far from one have an exponent, with a sign and two digits.
+fn python_number(number: &serde_json::Number) -> String {
+    let Some(float) = number.as_f64().filter(|_| number.is_f64()) else { return number.to_string() };
+    let scientific = format!("{float:e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        return format!("{float:?}");
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{mantissa}e{sign}{:02}", exponent.unsigned_abs())
 }
 
 /// The directives that templates use, in UTC, for a time since 1970.
@@ -360,8 +363,9 @@ mod tests {
         let tag = "{%- generation %}{{ messages[0].content.upper() }}{% endgeneration %}";
         check("a generation tag is transparent", Wire::Vllm033, tag, text, "A");
         let tools = json!({"messages": [{"role": "user", "content": ""}],
-            "tools": [{"b": "<é\n", "a": [1, 2.5, null, true, 1e20]}]});
-        let expected = r#"{"b": "<é\n", "a": [1, 2.5, null, true, 1e+20]}"#;
+            "tools": [{"b": "<é\n", "a": [1, 2.5, null, true, 1e20, 1e-5, 0.0001, 1e15, -0.0]}]});
+        let expected =
+            r#"{"b": "<é\n", "a": [1, 2.5, null, true, 1e+20, 1e-05, 0.0001, 1000000000000000.0, -0.0]}"#;
         check("JSON is Python's", Wire::Vllm033, "{{ tools[0]|tojson }}", tools, expected);
     }
 
