@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use engine_sim::{Config, EngineSim, Wire};
 use serde_json::{Value, json};
-use support::{complete, get, post, rank, replay, send};
+use support::{DEADLINE, complete, get, post, rank, replay, send, until};
 
 /// Long enough for a client to give up, short enough not to be noticed.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -70,10 +70,11 @@ async fn a_restart_forgets_all_and_cuts_what_runs() {
         assert_eq!(rank(&engine).await["cached_pages"], 2);
         for stream in [false, true] {
             let running = send(&engine, "POST", "/v1/completions", &[], endless(stream));
-            let (answer, ()) = tokio::join!(running, async {
-                while rank(&engine).await["running"] == 0 {}
+            let (answer, ()) = tokio::join!(tokio::time::timeout(DEADLINE, running), async {
+                until(&engine, |state| state["running"] != 0).await;
                 fault(&engine, json!({"restart": true})).await;
             });
+            let answer = answer.expect("the connection is cut");
             assert!(answer.is_err(), "{wire:?} stream {stream}: a dead process does not answer");
         }
         let state = rank(&engine).await;
@@ -159,12 +160,7 @@ async fn a_client_that_leaves_aborts_its_request() {
         let engine = start(Wire::Vllm033, |config| (config.step_ms, config.time_scale) = (5.0, 1.0)).await;
         let running = send(&engine, "POST", "/v1/completions", &[], endless(stream));
         assert!(tokio::time::timeout(PATIENCE, running).await.is_err());
-        let state = loop {
-            let state = rank(&engine).await;
-            if state["running"] == 0 {
-                break state;
-            }
-        };
+        let state = until(&engine, |state| state["running"] == 0).await;
         assert_eq!(state["aborted_total"], 1, "stream {stream}");
         assert_eq!(state["pinned_pages"], 0, "stream {stream}");
     }
@@ -181,7 +177,7 @@ async fn a_reset_is_told_and_waits_for_no_one() {
     fault(&stopped, json!({"stall_ms": 60_000})).await;
     let waiting = post(&stopped, "/v1/completions", json!({"prompt": [1], "max_tokens": 1}));
     let (_, ()) = tokio::join!(tokio::time::timeout(PATIENCE, waiting), async {
-        while rank(&stopped).await["waiting"] == 0 {}
+        until(&stopped, |state| state["waiting"] != 0).await;
         assert_eq!(post(&stopped, "/sim/reset", json!({})).await.status, 409);
     });
 }

@@ -1,6 +1,8 @@
 //! What tests of a running simulator share: an HTTP client and a replay client.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)] // Each test uses a part, and fails by panic.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use engine_sim::EngineSim;
 use http_body_util::{BodyExt as _, Full};
@@ -9,6 +11,9 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
+
+/// How long anything may take on a busy machine before a test gives up.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A response that has been read to its end.
 pub(crate) struct Answer {
@@ -88,5 +93,19 @@ pub(crate) async fn replay(engine: &EngineSim, first: u64) -> Vec<Vec<Bytes>> {
         if end {
             return batches;
         }
+    }
+}
+
+/// Asks for the state of rank 0 until `reached`, and returns it.
+pub(crate) async fn until(engine: &EngineSim, reached: impl Fn(&Value) -> bool) -> Value {
+    let deadline = tokio::time::Instant::now() + DEADLINE;
+    loop {
+        let state = rank(engine).await;
+        if reached(&state) {
+            return state;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "never reached: {state}");
+        // Each question takes a connection; asking at full speed uses up the ports.
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
