@@ -1,0 +1,203 @@
+//! The simulator's own endpoints: faults on demand, what the engine saw, a way back to empty.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Engine, Refusal, json_response};
+use crate::rank::Rank;
+
+/// How long the answer to a restart may take to reach its client before connections are cut.
+const RESTART_GRACE: Duration = Duration::from_millis(20);
+/// Longest stall: an hour is for ever in a test.
+const MAX_STALL_MS: u64 = 3_600_000;
+
+/// Faults of the HTTP side that are still to come.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    refuse: Option<RefuseFault>,
+    hang: u32,
+    pub(super) die_after_chunks: Option<usize>,
+    unhealthy: bool,
+}
+
+/// Body of `POST /sim/fault`; any number of faults at once.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FaultRequest {
+    /// Restricts event and scheduler faults to one rank.
+    rank: Option<usize>,
+    drop_events: Option<u32>,
+    #[serde(default)]
+    restart: bool,
+    stall_ms: Option<u64>,
+    die_after_chunks: Option<usize>,
+    refuse: Option<RefuseFault>,
+    hang: Option<u32>,
+    garbage_events: Option<u16>,
+    /// 0 tells the truth again.
+    page_size_lie: Option<u64>,
+    health: Option<Health>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RefuseFault {
+    status: u16,
+    count: u32,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Health {
+    Ok,
+    Fail,
+}
+
+impl Engine {
+    /// What a pending fault answers to an inference request, if there is one. May never return.
+    pub(super) async fn faulty_answer(&self) -> Option<Response> {
+        let (hangs, refused) = {
+            let mut faults = self.faults.lock();
+            let hangs = faults.hang > 0;
+            faults.hang = faults.hang.saturating_sub(1);
+            let mut refused = None;
+            if let Some(refuse) = faults.refuse.as_mut().filter(|refuse| !hangs && refuse.count > 0) {
+                refuse.count -= 1;
+                refused = Some(refuse.status);
+            }
+            (hangs, refused)
+        };
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+        let status = StatusCode::from_u16(refused?).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+        let message = "refused by the simulator".to_owned();
+        Some(self.refuse(&Refusal { status, message }))
+    }
+
+    pub(super) fn is_healthy(&self) -> bool {
+        !self.faults.lock().unhealthy
+    }
+
+    fn apply(&self, request: &FaultRequest) {
+        for (index, rank) in self.ranks.iter().enumerate() {
+            if request.rank.is_none_or(|wanted| wanted == index) {
+                apply_to_rank(rank, request);
+            }
+        }
+        let mut faults = self.faults.lock();
+        if request.refuse.is_some() {
+            faults.refuse = request.refuse;
+        }
+        if let Some(count) = request.hang {
+            faults.hang = count;
+        }
+        if request.die_after_chunks.is_some() {
+            faults.die_after_chunks = request.die_after_chunks;
+        }
+        if let Some(health) = request.health {
+            faults.unhealthy = matches!(health, Health::Fail);
+        }
+    }
+}
+
+fn apply_to_rank(rank: &Rank, request: &FaultRequest) {
+    if request.restart {
+        rank.restart();
+    }
+    if let Some(count) = request.drop_events {
+        rank.drop_batches(count);
+    }
+    if let Some(time) = request.stall_ms {
+        rank.stall(Duration::from_millis(time.min(MAX_STALL_MS)));
+    }
+    if let Some(count) = request.garbage_events {
+        rank.publish_garbage(u32::from(count));
+    }
+    if let Some(lie) = request.page_size_lie {
+        rank.lie_about_page_size(Some(lie).filter(|lie| *lie > 0));
+    }
+}
+
+pub(super) async fn fault(State(engine): State<Arc<Engine>>, body: Bytes) -> Response {
+    let request: FaultRequest = match serde_json::from_slice(&body) {
+        Ok(request) => request,
+        Err(error) => return engine.refuse(&Refusal::bad_request(format!("unknown fault: {error}"))),
+    };
+    let bad_rank = request.rank.is_some_and(|rank| rank >= engine.ranks.len());
+    let bad_status = request.refuse.is_some_and(|refuse| !(400..600).contains(&refuse.status));
+    if bad_rank || bad_status {
+        return engine.refuse(&Refusal::bad_request("rank or status is out of range"));
+    }
+    engine.apply(&request);
+    if request.restart && request.rank.is_none() {
+        let dying = engine.connections.replace();
+        tokio::spawn(async move {
+            tokio::time::sleep(RESTART_GRACE).await;
+            dying.cancel();
+        });
+    }
+    json_response(StatusCode::OK, &json!({"ok": true}))
+}
+
+pub(super) async fn state(State(engine): State<Arc<Engine>>) -> Response {
+    let rank = |(index, rank): (usize, &Arc<Rank>)| {
+        let snapshot = rank.snapshot();
+        json!({
+            "rank": index,
+            "epoch": snapshot.epoch,
+            "seq": snapshot.next_seq,
+            "cached_pages": snapshot.usage.cached,
+            "pinned_pages": snapshot.usage.pinned,
+            "capacity_pages": snapshot.usage.capacity,
+            "running": snapshot.running,
+            "waiting": snapshot.waiting,
+            "requests_total": snapshot.counters.requests,
+            "finished_total": snapshot.counters.finished,
+            "aborted_total": snapshot.counters.aborted,
+            "preemptions_total": snapshot.counters.preemptions,
+            "prompt_tokens_total": snapshot.counters.queried_tokens,
+            "cached_tokens_total": snapshot.counters.hit_tokens,
+            "generated_tokens_total": snapshot.counters.generated_tokens,
+        })
+    };
+    let ranks: Vec<Value> = engine.ranks.iter().enumerate().map(rank).collect();
+    let request = |received: &super::Received| {
+        json!({
+            "serial": received.serial,
+            "path": received.path,
+            "rank": received.rank,
+            "body_sha256": received.body_sha256,
+            "body_bytes": received.body_bytes,
+            "headers": received.headers,
+        })
+    };
+    let recent: Vec<Value> = engine.recent.lock().iter().map(request).collect();
+    let healthy = engine.is_healthy();
+    let version = engine.config.wire.version();
+    let body = json!({"version": version, "healthy": healthy, "ranks": ranks, "requests": recent});
+    json_response(StatusCode::OK, &body)
+}
+
+/// Empties caches the way the engine does, so that events say so, and zeroes what is counted.
+/// Refused while requests run.
+pub(super) async fn reset(State(engine): State<Arc<Engine>>) -> Response {
+    let cleared = engine.clear_caches();
+    if !cleared {
+        let body = json!({"ok": false, "reason": "requests are running"});
+        return (StatusCode::CONFLICT, [("content-type", "application/json")], body.to_string())
+            .into_response();
+    }
+    for rank in &engine.ranks {
+        rank.reset_counters();
+    }
+    engine.recent.lock().clear();
+    json_response(StatusCode::OK, &json!({"ok": true}))
+}
