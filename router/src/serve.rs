@@ -68,8 +68,8 @@ fn announce(
     tracing::info!(
         target: "kv_router",
         http = %http.local_addr()?, metrics = %metrics.local_addr()?, admin = %admin.local_addr()?,
-        pool = %pool.config.file.pool.name, policy = live.settings.policy.label(),
-        events = pool.config.file.kv_events.transport.label(), block_size = pool.config.size.tokens(),
+        pool = %pool.config.file.pool.name, policy = %live.settings.policy.label(),
+        events = %pool.config.file.kv_events.transport.label(), block_size = pool.config.size.tokens(),
         workers = pool.fleet.workers().len(), "serving"
     );
     Ok(())
@@ -130,7 +130,7 @@ async fn watch_live_settings(pool: Arc<Pool>) {
             Ok(live) => {
                 *pool.live.write() = live;
                 *pool.live_refused.write() = None;
-                tracing::info!(target: "kv_router", policy = live.settings.policy.label(), "live settings taken");
+                tracing::info!(target: "kv_router", policy = %live.settings.policy.label(), "live settings taken");
             }
             Err(error) => {
                 tracing::error!(target: "kv_router", error = %error, "live settings refused");
