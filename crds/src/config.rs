@@ -60,6 +60,9 @@ pub struct RouterConfig {
     /// How long trust lasts and what comes after it.
     #[serde(default)]
     pub freshness: Freshness,
+    /// Whether blocks of prompts in flight count as hits to come.
+    #[serde(default)]
+    pub in_flight_credit: Switch,
 }
 
 /// Live settings: a file that may change while the router runs. What is absent
@@ -81,6 +84,20 @@ pub struct LiveSettings {
     /// How long trust lasts and what comes after it.
     #[serde(default)]
     pub freshness: Option<Freshness>,
+    /// Whether blocks of prompts in flight count as hits to come.
+    #[serde(default)]
+    pub in_flight_credit: Option<Switch>,
+}
+
+/// Whether something is in force. Words that YAML would turn into booleans are
+/// not among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Switch {
+    /// It is not.
+    Disabled,
+    /// It is.
+    #[default]
+    Enabled,
 }
 
 /// Names of a pool. Both are DNS labels: they become parts of NATS subjects.

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use kvrouter_core::policy::{LoadWeights, OverlapWeights, PolicyKind, Settings};
+use kvrouter_core::policy::{LoadWeights, OverlapWeights, PolicyKind, Settings, Switch};
 use kvrouter_core::trust::Freshness;
 use kvrouter_core::units::{BlockSize, Millis};
 use kvrouter_crds::config::{self as file, EventTransport, Fallback, LiveSettings, RouterConfig};
@@ -263,6 +263,7 @@ impl Live {
     fn of(file: &RouterConfig) -> Self {
         let mut live = Self::default();
         live.set(file.policy, file.overlap_weights, file.load_weights, file.freshness);
+        live.settings.in_flight_credit = switch(file.in_flight_credit);
         live
     }
 
@@ -281,11 +282,12 @@ impl Live {
             budget_seconds: self.freshness.budget.0 / 1000,
             fallback: self.fallback,
         });
-        let kept = self.settings.load;
+        let kept = self.settings;
         self.set(policy, overlap, live.load_weights, freshness);
         if live.load_weights.is_none() {
-            self.settings.load = kept;
+            self.settings.load = kept.load;
         }
+        self.settings.in_flight_credit = live.in_flight_credit.map_or(kept.in_flight_credit, switch);
         Ok(self)
     }
 
@@ -319,6 +321,13 @@ impl Live {
         };
         self.freshness.budget = Millis::from_secs(freshness.budget_seconds);
         self.fallback = freshness.fallback;
+    }
+}
+
+const fn switch(switch: file::Switch) -> Switch {
+    match switch {
+        file::Switch::Disabled => Switch::Disabled,
+        file::Switch::Enabled => Switch::Enabled,
     }
 }
 
@@ -670,6 +679,7 @@ kvEvents:
             ("contradiction", "policy: KvAware\nloadWeights: {queue: 2}\n", "15: loadWeights: only count"),
             ("negative weight", "overlapWeights: {default: -1}\n", "14: overlapWeights.default: is -1"),
             ("not a number", "overlapWeights: {default: .nan}\n", "14: overlapWeights.default: is NaN"),
+            ("a boolean", "inFlightCredit: off\n", "14: inFlightCredit: "),
             ("short budget", "freshness: {budgetSeconds: 1}\n", "14: freshness.budgetSeconds: must be"),
         ] {
             let message = load(&weights(addition), &[]).expect_err(why).to_string();

@@ -101,7 +101,14 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     let settings = pool.live.read().settings;
     let mut receipt = ask.receipt(pool, attempt);
     let request = ask.pick_request(pool);
-    let picked = pool.ledger.select_and_book(&settings, &request, ask.namespace, &ask.blocks, prospects);
+    let picked = pool.ledger.select_and_book(
+        pool.clock.now(),
+        &settings,
+        &request,
+        ask.namespace,
+        &ask.blocks,
+        prospects,
+    );
     let Some(pick) = picked else {
         count(pool, ask, Outcome::NoTarget, None);
         return Err(pool.receipts.lock().file(receipt));
@@ -124,7 +131,8 @@ pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
     let settings = pool.live.read().settings;
     let mut receipt = ask.receipt(pool, 0);
     let prospects = prospects(pool, ask, &[]);
-    let preview = pool.ledger.preview(&settings, &ask.pick_request(pool), ask.namespace, prospects);
+    let preview =
+        pool.ledger.preview(pool.clock.now(), &settings, &ask.pick_request(pool), ask.namespace, prospects);
     if let Some((decision, candidates)) = preview {
         receipt.fill(&candidates, &decision);
     }
@@ -153,7 +161,8 @@ fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
         };
         let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
         let account = Arc::clone(&state.account);
-        Prospect { target: state.target.clone(), account, claimed, hits, evidence, trust }
+        let usable = hits::limit(ask.prompt_tokens, pool.config.size, paired);
+        Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
     };
     let eligible =
         pool.fleet.workers().iter().filter(|worker| worker.is_ready() && !excluded.contains(&worker.id));
@@ -167,10 +176,12 @@ fn count(pool: &Pool, ask: &Ask, outcome: Outcome, chosen: Option<&Candidate>) {
     pool.metrics.prompt_blocks.inc_by(ask.blocks.len() as u64);
     let evidence = match chosen.evidence {
         Evidence::Nothing => return,
-        Evidence::View => "view",
+        Evidence::View | Evidence::InFlight => "view",
         Evidence::History => "history",
     };
-    pool.metrics.hit_blocks.with_label_values(&[evidence]).inc_by(chosen.hits.total());
+    let confirmed = chosen.hits.total() - chosen.predicted;
+    pool.metrics.hit_blocks.with_label_values(&[evidence]).inc_by(confirmed);
+    pool.metrics.hit_blocks.with_label_values(&["in_flight"]).inc_by(chosen.predicted);
 }
 
 /// The line that our documentation promises.
@@ -182,6 +193,7 @@ fn log_pick(pool: &Pool, ask: &Ask, chosen: &Candidate, decision: &Decision) {
         role = %ask.role.label(),
         picked = %chosen.target,
         hits = chosen.hits.total(),
+        predicted = chosen.predicted,
         blocks = ask.blocks.len(),
         cost = (cost * 1000.0).round() / 1000.0,
         active_blocks = chosen.load.active_blocks,

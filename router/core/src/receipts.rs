@@ -66,6 +66,8 @@ pub struct CandidateRecord {
     pub claimed: TierHits,
     /// Blocks that counted.
     pub hits: TierHits,
+    /// How many of them are predicted from prompts in flight.
+    pub predicted: u64,
     /// Where they come from.
     pub evidence: Evidence,
     /// Its load.
@@ -114,6 +116,7 @@ impl Receipt {
                 target: candidate.target.clone(),
                 claimed: candidate.claimed,
                 hits: candidate.hits,
+                predicted: candidate.predicted,
                 evidence: candidate.evidence,
                 load: candidate.load,
                 shared_active: candidate.shared_active,
@@ -188,7 +191,7 @@ fn write_canonical(value: &Value, out: &mut String) {
     match value {
         Value::Object(fields) => {
             let mut keys: Vec<_> = fields.iter().collect();
-            keys.sort_by(|(a, _), (b, _)| a.cmp(b));
+            keys.sort_by_key(|(key, _)| *key);
             out.push('{');
             for (position, (key, value)) in keys.into_iter().enumerate() {
                 if position > 0 {

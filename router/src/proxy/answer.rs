@@ -61,7 +61,7 @@ impl Watch {
 
     /// Prefill is over by estimate.
     pub fn prefill_is_over(&mut self) {
-        self.routed.lease.first_byte(None);
+        self.routed.lease.first_byte(self.pool.clock.now(), None);
     }
 
     /// Notes the answer's status.
@@ -72,6 +72,7 @@ impl Watch {
     /// The attempt failed; `reason` is a stable label.
     pub fn fail(&mut self, reason: &'static str) {
         self.result.failure = Some(reason);
+        self.routed.lease.fail();
         self.pool.metrics.failures.with_label_values(&[reason]).inc();
     }
 
@@ -79,7 +80,7 @@ impl Watch {
         let elapsed = self.pool.clock.micros() - self.started;
         let millis = Millis(elapsed / 1000);
         // An answer in one piece comes after its last token: no prefill speed.
-        self.routed.lease.first_byte(self.streamed.then_some(millis));
+        self.routed.lease.first_byte(self.pool.clock.now(), self.streamed.then_some(millis));
         self.result.first_byte_ms = Some(millis.0);
         if self.streamed {
             self.pool.metrics.first_byte_seconds.observe(elapsed as f64 / 1e6);

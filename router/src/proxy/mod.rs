@@ -142,8 +142,8 @@ fn request_id(app: &App, headers: &HeaderMap) -> Arc<str> {
     }
 }
 
-/// Parses, renders, tokenises and hashes on a thread of the CPU pool, of which
-/// there are as many as cores.
+/// [`prepare_blocking`] on a thread of the CPU pool, of which as many work as
+/// there are cores.
 async fn prepare(
     app: &App,
     endpoint: Endpoint,
@@ -159,7 +159,7 @@ async fn prepare(
     tokio::task::spawn_blocking(work).await.map_err(|_| ClientError::ShuttingDown)?
 }
 
-/// The CPU-bound part of [`prepare`]; also what a dry run needs.
+/// Parses, renders, tokenises and hashes, on this thread.
 pub fn prepare_blocking(
     pool: &Pool,
     endpoint: Endpoint,

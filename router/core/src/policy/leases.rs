@@ -12,12 +12,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use super::in_flight::{InFlight, Ticket};
 use super::prefill_speed::PrefillSpeed;
-use super::{Candidate, Decision, Evidence, Load, PickRequest, Settings, decide};
+use super::{Candidate, Decision, Evidence, Load, PickRequest, Settings, Switch, decide};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::Target;
 use crate::trust::Verdict;
-use crate::units::{BlockSize, Blocks, Millis, TierHits, Tokens};
+use crate::units::{BlockSize, Blocks, Millis, Tick, TierHits, Tokens};
 
 /// What is booked on one target. Shared by its leases; locked for a few
 /// hundred nanoseconds at a time.
@@ -38,6 +39,7 @@ struct Books {
     booked: u64,
     released: u64,
     speed: PrefillSpeed,
+    in_flight: InFlight,
 }
 
 /// How many leases an account has seen. `booked − released` is what is in
@@ -64,6 +66,8 @@ pub struct Lease {
     uncached: Tokens,
     generated: Tokens,
     private: u64,
+    /// Its blocks in the account's in-flight set.
+    ticket: Ticket,
 }
 
 /// One target as it stands before selection: everything but its load.
@@ -77,6 +81,8 @@ pub struct Prospect {
     pub claimed: TierHits,
     /// Leading blocks that count.
     pub hits: TierHits,
+    /// Most leading blocks that the engine can skip: see `hits::usable`.
+    pub usable: u64,
     /// Where `hits` come from.
     pub evidence: Evidence,
     /// What the view is worth.
@@ -106,6 +112,7 @@ impl Ledger {
     /// chosen one before anybody else can choose. `None` if there are none.
     pub fn select_and_book(
         &self,
+        now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
@@ -114,7 +121,7 @@ impl Ledger {
     ) -> Option<Pick> {
         let mut turn = self.turn.lock();
         let (accounts, candidates, decision) =
-            choose(settings, request, namespace, prospects, turn.as_ref())?;
+            choose(now, settings, request, namespace, prospects, turn.as_ref())?;
         let chosen = &candidates[decision.chosen];
         *turn = Some(chosen.target.clone());
         let cached = request.size.tokens_in(Blocks(chosen.hits.total()));
@@ -128,19 +135,21 @@ impl Ledger {
     /// What [`Ledger::select_and_book`] would choose now, without booking it.
     pub fn preview(
         &self,
+        now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
         prospects: Vec<Prospect>,
     ) -> Option<(Decision, Vec<Candidate>)> {
         let turn = self.turn.lock();
-        let (_, candidates, decision) = choose(settings, request, namespace, prospects, turn.as_ref())?;
+        let (_, candidates, decision) = choose(now, settings, request, namespace, prospects, turn.as_ref())?;
         Some((decision, candidates))
     }
 }
 
 /// Sorts `prospects` by target, reads their loads and decides.
 fn choose(
+    now: Tick,
     settings: &Settings,
     request: &PickRequest<'_>,
     namespace: NamespaceId,
@@ -148,26 +157,39 @@ fn choose(
     turn: Option<&Target>,
 ) -> Option<(Vec<Arc<Account>>, Vec<Candidate>, Decision)> {
     prospects.sort_by(|a, b| a.target.cmp(&b.target));
-    let candidates: Vec<Candidate> =
-        prospects.iter().map(|prospect| prospect.candidate(namespace, request.blocks)).collect();
+    let candidates: Vec<Candidate> = prospects
+        .iter()
+        .map(|prospect| prospect.candidate(now, settings, namespace, request.blocks))
+        .collect();
     let decision = decide(settings, request, &candidates, turn)?;
     let accounts = prospects.into_iter().map(|prospect| prospect.account).collect();
     Some((accounts, candidates, decision))
 }
 
 impl Prospect {
-    fn candidate(&self, namespace: NamespaceId, blocks: &[BlockHash]) -> Candidate {
-        let books = self.account.books.lock();
+    fn candidate(
+        &self,
+        now: Tick,
+        settings: &Settings,
+        namespace: NamespaceId,
+        blocks: &[BlockHash],
+    ) -> Candidate {
+        let mut books = self.account.books.lock();
+        // Blocks that are held or will be; chained hashes make them a prefix.
+        let mut expected = self.hits.total();
+        if settings.in_flight_credit == Switch::Enabled {
+            expected = books.in_flight.extend(now, namespace, blocks, expected).min(self.usable);
+        }
+        let predicted = expected.saturating_sub(self.hits.total());
         let active = |block: &&BlockHash| books.blocks.contains_key(&(namespace, **block));
         Candidate {
             target: self.target.clone(),
             claimed: self.claimed,
-            hits: self.hits,
-            evidence: self.evidence,
+            hits: TierHits { device: self.hits.device + predicted, ..self.hits },
+            predicted,
+            evidence: if predicted > 0 { Evidence::InFlight } else { self.evidence },
             trust: self.trust,
             load: books.load(),
-            // Shared blocks are a prefix: chained hashes are equal only where
-            // everything before them is.
             shared_active: blocks.iter().take_while(active).count() as u64,
         }
     }
@@ -193,6 +215,7 @@ impl Account {
         books.context += prompt;
         books.requests += 1;
         books.booked += 1;
+        let ticket = books.in_flight.book(namespace, &blocks);
         drop(books);
         Lease {
             account: Arc::clone(self),
@@ -204,6 +227,7 @@ impl Account {
             uncached,
             generated: Tokens(0),
             private: 1,
+            ticket,
         }
     }
 
@@ -239,15 +263,22 @@ impl Books {
 }
 
 impl Lease {
-    /// The first byte has come after `elapsed`: prefill is over. Later calls
-    /// change nothing.
-    pub fn first_byte(&mut self, elapsed: Option<Millis>) {
+    /// Prefill is over, at `now` and after `elapsed` where the first byte told:
+    /// its blocks are cached, and events will soon say so. Later calls change
+    /// nothing.
+    pub fn first_byte(&mut self, now: Tick, elapsed: Option<Millis>) {
         let queued = std::mem::take(&mut self.queued);
         let mut books = self.account.books.lock();
         books.queued = books.queued - queued;
+        books.in_flight.prefilled(now, self.ticket);
         if let Some(elapsed) = elapsed.filter(|_| queued.0 > 0) {
             books.speed.learn(queued, elapsed);
         }
+    }
+
+    /// The attempt failed: what it booked will not be cached.
+    pub fn fail(&mut self) {
+        self.account.books.lock().in_flight.cancel(self.ticket);
     }
 
     /// `tokens` more have been generated.
@@ -290,6 +321,7 @@ impl Drop for Lease {
         books.context = books.context - (self.prompt + self.generated);
         books.requests = books.requests.saturating_sub(1);
         books.released += 1;
+        books.in_flight.release(self.ticket);
     }
 }
 
@@ -331,8 +363,8 @@ mod tests {
     fn the_first_byte_ends_the_queue_once_and_tokens_grow_the_context() {
         let account = Arc::new(Account::default());
         let mut lease = book(&account, 0..8, 133);
-        lease.first_byte(Some(Millis(133)));
-        lease.first_byte(Some(Millis(999_999)));
+        lease.first_byte(Tick(133), Some(Millis(133)));
+        lease.first_byte(Tick(999_999), Some(Millis(999_999)));
         assert_eq!(account.load().queued, Tokens(0));
         for _ in 0..33 {
             lease.generated(Tokens(1));

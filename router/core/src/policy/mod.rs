@@ -9,11 +9,12 @@
 //! One file per policy: [`cache_plus_load`], [`kv_aware`], [`least_load`],
 //! [`round_robin`]. What they share: [`hits`] (what an engine will really
 //! skip), [`tie`] (the total order), [`leases`] (load, booked and released),
-//! [`history`] (where prefixes were sent, for targets without a sound view).
+//! [`in_flight`] (what prefills under way will leave behind), [`history`] (where prefixes were sent, for targets without a sound view).
 
 pub mod cache_plus_load;
 pub mod history;
 pub mod hits;
+pub mod in_flight;
 pub mod kv_aware;
 pub mod leases;
 pub mod least_load;
@@ -139,6 +140,19 @@ pub struct Settings {
     pub load: LoadWeights,
     /// Worth of a block per tier.
     pub tiers: TierCredit,
+    /// Whether blocks of prompts in flight count as hits to come.
+    pub in_flight_credit: Switch,
+}
+
+/// Whether something is in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// It is not.
+    Disabled,
+    /// It is.
+    #[default]
+    Enabled,
 }
 
 /// What a policy may know about one request.
@@ -165,6 +179,8 @@ pub enum Evidence {
     Nothing,
     /// From the view: the engine's own events.
     View,
+    /// Partly from prompts in flight on the target: not yet confirmed.
+    InFlight,
     /// From routing history, because there is no sound view.
     History,
 }
@@ -193,6 +209,8 @@ pub struct Candidate {
     pub claimed: TierHits,
     /// Leading blocks that count: what the engine will really skip.
     pub hits: TierHits,
+    /// How many of `hits` are predicted from prompts in flight.
+    pub predicted: u64,
     /// Where `hits` come from.
     pub evidence: Evidence,
     /// What the view is worth.
@@ -281,7 +299,7 @@ fn outcome(request: &PickRequest<'_>, chosen: &Candidate) -> Outcome {
         _ if request.blocks.is_empty() => Outcome::NoAffinity,
         _ if chosen.hits.total() == 0 => Outcome::Cold,
         Evidence::Nothing => Outcome::Cold,
-        Evidence::View => Outcome::Hit,
+        Evidence::View | Evidence::InFlight => Outcome::Hit,
         Evidence::History => Outcome::Approximate,
     }
 }

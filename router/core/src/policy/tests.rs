@@ -8,6 +8,7 @@ use super::*;
 use crate::blocks::NamespaceId;
 use crate::ids::{Epoch, WorkerId};
 use crate::trust::{Reason, State};
+use crate::units::Tick;
 
 fn target(number: usize) -> Target {
     Target::new(WorkerId::new(format!("10.0.0.{number}:8000")), 0)
@@ -31,6 +32,7 @@ fn candidate(number: usize, (hits, active, queued, context): (u64, u64, u64, u64
         target: target(number),
         claimed: hits,
         hits,
+        predicted: 0,
         evidence,
         trust: exact(),
         load,
@@ -146,7 +148,14 @@ fn same_facts_in_any_order_give_the_same_pick() {
     let mut picks = Vec::new();
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
         let pick = Ledger::default()
-            .select_and_book(&settings, &request(&blocks, "r"), NamespaceId(0), &blocks, prospects(&order))
+            .select_and_book(
+                Tick(0),
+                &settings,
+                &request(&blocks, "r"),
+                NamespaceId(0),
+                &blocks,
+                prospects(&order),
+            )
             .expect("three");
         picks.push(pick.candidates[pick.decision.chosen].target.clone());
     }
@@ -159,6 +168,7 @@ fn prospect(number: usize) -> Prospect {
         account: Arc::new(Account::default()),
         claimed: TierHits::default(),
         hits: TierHits::default(),
+        usable: u64::MAX,
         evidence: Evidence::Nothing,
         trust: exact(),
     }
@@ -211,6 +221,7 @@ fn simultaneous_prompts_do_not_herd() {
                     let blocks: Arc<[BlockHash]> = (0..10).map(|at| BlockHash(seed + at)).collect();
                     let pick = ledger
                         .select_and_book(
+                            Tick(0),
                             &settings,
                             &request(&blocks, "r"),
                             NamespaceId(0),
@@ -248,4 +259,38 @@ fn round_robin_takes_turns_even_when_the_fleet_changes() {
     }
     assert_eq!(pick(&all[..1], turn.as_ref()), target(0), "the rest left");
     assert_eq!(pick(&all[2..], turn.as_ref()), target(2), "the next in order");
+}
+
+/// Eight siblings of one cold prompt at once: the second follows the first
+/// although nothing is confirmed yet, until the load evens out.
+#[test]
+fn siblings_of_a_cold_prompt_share_it_and_then_the_fleet() {
+    let ledger = Ledger::default();
+    let prospects: Vec<Prospect> = (0..2).map(prospect).collect();
+    let blocks: Arc<[BlockHash]> = ten_blocks()[..4].into();
+    let mut share = [0; 2];
+    let mut leases = Vec::new();
+    for _ in 0..8 {
+        let settings = settings(PolicyKind::KvAware, 1.0);
+        let pick = ledger
+            .select_and_book(
+                Tick(0),
+                &settings,
+                &request(&blocks, "r"),
+                NamespaceId(0),
+                &blocks,
+                prospects.clone(),
+            )
+            .expect("two");
+        share[pick.decision.chosen] += 1;
+        leases.push(pick.lease);
+    }
+    assert_eq!(share, [4, 4]);
+    let off = Settings { in_flight_credit: Switch::Disabled, ..settings(PolicyKind::KvAware, 1.0) };
+    let (_, candidates) =
+        ledger.preview(Tick(0), &off, &request(&blocks, "r"), NamespaceId(0), prospects).expect("two");
+    assert!(
+        candidates.iter().all(|candidate| candidate.predicted == 0),
+        "switched off, nothing is predicted"
+    );
 }
