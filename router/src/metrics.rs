@@ -35,6 +35,12 @@ pub struct Metrics {
     pub events: IntCounterVec,
     /// Views fetched anew, by reason.
     pub resyncs: IntCounterVec,
+    /// What sessions had to say about picks.
+    pub sessions: IntCounterVec,
+    /// Shadow picks, by whether they agree with the real one.
+    pub shadow_picks: IntCounterVec,
+    /// Blocks that shadow policies would have reused in addition.
+    pub shadow_regret: IntCounterVec,
     /// Seconds from the request's last byte to the pick.
     pub decision_seconds: Histogram,
     /// Seconds to render and tokenise.
@@ -109,6 +115,17 @@ impl Metrics {
             failures: counters("attempt_failures_total", "Attempts that failed, by reason.", &["reason"])?,
             events: counters("event_messages_total", "Event messages, by what became of them.", &["result"])?,
             resyncs: counters("view_resyncs_total", "Views fetched anew, by reason.", &["reason"])?,
+            sessions: counters("session_picks_total", "What sessions had to say about picks.", &["result"])?,
+            shadow_picks: counters(
+                "shadow_picks_total",
+                "Shadow picks, by whether they agree with the real one.",
+                &["policy", "agrees"],
+            )?,
+            shadow_regret: counters(
+                "shadow_regret_blocks_total",
+                "Blocks that a shadow policy would have reused in addition.",
+                &["policy"],
+            )?,
             decision_seconds: histogram(
                 "decision_seconds",
                 "From the body's last byte to the pick.",
@@ -200,6 +217,7 @@ impl Gauges {
         set(&self.pool, &["index_blocks"], pool.index.read().unique_blocks() as u64);
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
         set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
+        set(&self.pool, &["sessions"], pool.ledger.sessions() as u64);
         set(&self.pool, &["receipts_filed"], pool.receipts.lock().filed());
     }
 }

@@ -69,10 +69,14 @@ impl Watch {
         self.result.status = status;
     }
 
-    /// The attempt failed; `reason` is a stable label.
+    /// The worker failed; `reason` is a stable label.
     pub fn fail(&mut self, reason: &'static str) {
-        self.result.failure = Some(reason);
         self.routed.lease.fail();
+        self.note_failure(reason);
+    }
+
+    fn note_failure(&mut self, reason: &'static str) {
+        self.result.failure = Some(reason);
         self.pool.metrics.failures.with_label_values(&[reason]).inc();
     }
 
@@ -102,8 +106,10 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if !self.over && self.result.failure.is_none() {
-            self.fail("client_gone");
+            // Nothing that the worker did: its session stays bound.
+            self.note_failure("client_gone");
         }
+        self.routed.lease.end(self.pool.clock.now());
         self.pool.receipts.lock().join(self.routed.receipt, self.result.clone());
     }
 }

@@ -12,9 +12,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use super::images::ImageMemory;
 use super::in_flight::{InFlight, Ticket};
 use super::prefill_speed::PrefillSpeed;
-use super::{Candidate, Decision, Evidence, Load, PickRequest, Settings, Switch, decide};
+use super::sessions::{Hold, SessionUse, Sessions};
+use super::{
+    Candidate, Decision, Evidence, Load, NoChoice, PickRequest, Settings, Switch, decide, follow_session,
+};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::Target;
 use crate::trust::Verdict;
@@ -40,6 +44,7 @@ struct Books {
     released: u64,
     speed: PrefillSpeed,
     in_flight: InFlight,
+    images: ImageMemory,
 }
 
 /// How many leases an account has seen. `booked − released` is what is in
@@ -68,6 +73,16 @@ pub struct Lease {
     private: u64,
     /// Its blocks in the account's in-flight set.
     ticket: Ticket,
+    /// Its hold on a session's binding.
+    session: Option<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    sessions: Arc<Mutex<Sessions>>,
+    hold: Hold,
+    /// When the request was last heard of: from then on the session is idle.
+    ended: Tick,
 }
 
 /// One target as it stands before selection: everything but its load.
@@ -98,18 +113,44 @@ pub struct Pick {
     pub candidates: Vec<Candidate>,
     /// What was booked on the chosen one.
     pub lease: Lease,
+    /// What the request's session had to say.
+    pub session: SessionUse,
+    /// The target that round-robin chose before this pick.
+    pub turn: Option<Target>,
+}
+
+/// A pick that could not be made.
+#[derive(Debug)]
+pub struct NoPick {
+    /// Why.
+    pub reason: NoChoice,
+    /// Who stood for choice, sorted by target.
+    pub candidates: Vec<Candidate>,
 }
 
 /// Decides and books, one pick at a time.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// The target that round-robin chose last; the lock is the critical section.
-    turn: Mutex<Option<Target>>,
+    /// The lock is the critical section.
+    selecting: Mutex<Selecting>,
+    sessions: Arc<Mutex<Sessions>>,
+}
+
+#[derive(Debug, Default)]
+struct Selecting {
+    /// The target that round-robin chose last.
+    turn: Option<Target>,
+}
+
+/// Candidates in order, and their accounts.
+struct Field {
+    candidates: Vec<Candidate>,
+    accounts: Vec<Arc<Account>>,
 }
 
 impl Ledger {
     /// Chooses among `prospects`, in any order, and books the request on the
-    /// chosen one before anybody else can choose. `None` if there are none.
+    /// chosen one before anybody else can choose.
     pub fn select_and_book(
         &self,
         now: Tick,
@@ -118,18 +159,25 @@ impl Ledger {
         namespace: NamespaceId,
         blocks: &Arc<[BlockHash]>,
         prospects: Vec<Prospect>,
-    ) -> Option<Pick> {
-        let mut turn = self.turn.lock();
-        let (accounts, candidates, decision) =
-            choose(now, settings, request, namespace, prospects, turn.as_ref())?;
-        let chosen = &candidates[decision.chosen];
-        *turn = Some(chosen.target.clone());
+    ) -> Result<Pick, NoPick> {
+        let mut selecting = self.selecting.lock();
+        let field = Field::new(now, settings, request, namespace, prospects);
+        let turn = selecting.turn.clone();
+        let (decision, session) = match self.choose(now, settings, request, &field, turn.as_ref()) {
+            Ok(chosen) => chosen,
+            Err(reason) => return Err(NoPick { reason, candidates: field.candidates }),
+        };
+        let chosen = &field.candidates[decision.chosen];
+        selecting.turn = Some(chosen.target.clone());
         let cached = request.size.tokens_in(Blocks(chosen.hits.total()));
         let uncached = request.prompt.uncached(cached);
         let blocks = Arc::clone(blocks);
-        let lease = accounts[decision.chosen].book(namespace, blocks, request.size, request.prompt, uncached);
-        drop(turn);
-        Some(Pick { decision, candidates, lease })
+        let account = &field.accounts[decision.chosen];
+        let mut lease = account.book(namespace, blocks, request.size, request.prompt, uncached);
+        account.books.lock().images.record(request.images);
+        let session = self.hold_session(now, settings, request, &chosen.target, session, &mut lease);
+        drop(selecting);
+        Ok(Pick { decision, candidates: field.candidates, lease, session, turn })
     }
 
     /// What [`Ledger::select_and_book`] would choose now, without booking it.
@@ -140,30 +188,81 @@ impl Ledger {
         request: &PickRequest<'_>,
         namespace: NamespaceId,
         prospects: Vec<Prospect>,
-    ) -> Option<(Decision, Vec<Candidate>)> {
-        let turn = self.turn.lock();
-        let (_, candidates, decision) = choose(now, settings, request, namespace, prospects, turn.as_ref())?;
-        Some((decision, candidates))
+    ) -> Result<(Decision, Vec<Candidate>), NoPick> {
+        let selecting = self.selecting.lock();
+        let field = Field::new(now, settings, request, namespace, prospects);
+        match self.choose(now, settings, request, &field, selecting.turn.as_ref()) {
+            Ok((decision, _)) => Ok((decision, field.candidates)),
+            Err(reason) => Err(NoPick { reason, candidates: field.candidates }),
+        }
+    }
+
+    /// Sessions that are bound.
+    pub fn sessions(&self) -> usize {
+        self.sessions.lock().len()
+    }
+
+    /// Follows the session where it is bound, else decides.
+    fn choose(
+        &self,
+        now: Tick,
+        settings: &Settings,
+        request: &PickRequest<'_>,
+        field: &Field,
+        turn: Option<&Target>,
+    ) -> Result<(Decision, SessionUse), NoChoice> {
+        let key = request.session.filter(|_| settings.sessions.mode.binds(request.role));
+        let bound = key.and_then(|key| self.sessions.lock().bound(now, settings.sessions.time_to_live, key));
+        let mut session = if key.is_some() { SessionUse::New } else { SessionUse::None };
+        if let Some(bound) = bound {
+            session = SessionUse::Replaced;
+            let found = field.candidates.binary_search_by(|candidate| candidate.target.cmp(&bound));
+            if let Ok(at) = found {
+                match follow_session(settings, request, &field.candidates, at) {
+                    Ok(decision) => return Ok((decision, SessionUse::Followed)),
+                    Err(_) => session = SessionUse::Overloaded,
+                }
+            }
+        }
+        decide(settings, request, &field.candidates, turn).map(|decision| (decision, session))
+    }
+
+    fn hold_session(
+        &self,
+        now: Tick,
+        settings: &Settings,
+        request: &PickRequest<'_>,
+        target: &Target,
+        session: SessionUse,
+        lease: &mut Lease,
+    ) -> SessionUse {
+        let Some(key) = request.session.filter(|_| settings.sessions.mode.binds(request.role)) else {
+            return SessionUse::None;
+        };
+        match self.sessions.lock().hold(key, target) {
+            Some(hold) => {
+                lease.session = Some(Held { sessions: Arc::clone(&self.sessions), hold, ended: now });
+                session
+            }
+            None => SessionUse::Unbound,
+        }
     }
 }
 
-/// Sorts `prospects` by target, reads their loads and decides.
-fn choose(
-    now: Tick,
-    settings: &Settings,
-    request: &PickRequest<'_>,
-    namespace: NamespaceId,
-    mut prospects: Vec<Prospect>,
-    turn: Option<&Target>,
-) -> Option<(Vec<Arc<Account>>, Vec<Candidate>, Decision)> {
-    prospects.sort_by(|a, b| a.target.cmp(&b.target));
-    let candidates: Vec<Candidate> = prospects
-        .iter()
-        .map(|prospect| prospect.candidate(now, settings, namespace, request.blocks))
-        .collect();
-    let decision = decide(settings, request, &candidates, turn)?;
-    let accounts = prospects.into_iter().map(|prospect| prospect.account).collect();
-    Some((accounts, candidates, decision))
+impl Field {
+    fn new(
+        now: Tick,
+        settings: &Settings,
+        request: &PickRequest<'_>,
+        namespace: NamespaceId,
+        mut prospects: Vec<Prospect>,
+    ) -> Self {
+        prospects.sort_by(|a, b| a.target.cmp(&b.target));
+        let candidates =
+            prospects.iter().map(|prospect| prospect.candidate(now, settings, namespace, request)).collect();
+        let accounts = prospects.into_iter().map(|prospect| prospect.account).collect();
+        Self { candidates, accounts }
+    }
 }
 
 impl Prospect {
@@ -172,8 +271,9 @@ impl Prospect {
         now: Tick,
         settings: &Settings,
         namespace: NamespaceId,
-        blocks: &[BlockHash],
+        request: &PickRequest<'_>,
     ) -> Candidate {
+        let blocks = request.blocks;
         let mut books = self.account.books.lock();
         // Blocks that are held or will be; chained hashes make them a prefix.
         let mut expected = self.hits.total();
@@ -191,6 +291,7 @@ impl Prospect {
             trust: self.trust,
             load: books.load(),
             shared_active: blocks.iter().take_while(active).count() as u64,
+            images_seen: books.images.seen(request.images),
         }
     }
 }
@@ -228,6 +329,7 @@ impl Account {
             generated: Tokens(0),
             private: 1,
             ticket,
+            session: None,
         }
     }
 
@@ -279,6 +381,16 @@ impl Lease {
     /// The attempt failed: what it booked will not be cached.
     pub fn fail(&mut self) {
         self.account.books.lock().in_flight.cancel(self.ticket);
+        if let Some(held) = self.session.take() {
+            held.sessions.lock().fail(&held.hold);
+        }
+    }
+
+    /// The answer ended at `now`: its session is idle from then on.
+    pub fn end(&mut self, now: Tick) {
+        if let Some(held) = &mut self.session {
+            held.ended = now;
+        }
     }
 
     /// `tokens` more have been generated.
@@ -322,6 +434,10 @@ impl Drop for Lease {
         books.requests = books.requests.saturating_sub(1);
         books.released += 1;
         books.in_flight.release(self.ticket);
+        drop(books);
+        if let Some(held) = self.session.take() {
+            held.sessions.lock().release(held.ended, &held.hold);
+        }
     }
 }
 
