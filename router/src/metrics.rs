@@ -209,12 +209,12 @@ impl Gauges {
                 set(&self.queued_tokens, &[&name], load.queued.0);
                 set(&self.booked, &[&name], turnover.booked);
                 set(&self.released, &[&name], turnover.released);
-                set(&self.view_blocks, &[&name], pool.index.read().block_count(target.slot) as u64);
+                set(&self.view_blocks, &[&name], pool.index.block_count(target.slot) as u64);
                 let verdict = target.trust.lock().verdict(now, freshness);
                 set(&self.trust, &[&name, verdict.state.label(), verdict.reason.label()], 1);
             }
         }
-        set(&self.pool, &["index_blocks"], pool.index.read().unique_blocks() as u64);
+        set(&self.pool, &["index_blocks"], pool.index.unique_blocks() as u64);
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
         set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
         set(&self.pool, &["sessions"], pool.ledger.sessions() as u64);

@@ -1,7 +1,8 @@
 //! The state of one pool, shared by all tasks of a router.
 //!
 //! Locks are held for microseconds and never across an await. Where two are
-//! needed the order is: index, then a target's trust, then its account.
+//! needed the order is: a target's trust, then its account; the index locks for
+//! itself and is called with neither held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +39,7 @@ pub struct Pool {
     /// What the hashes are about.
     pub domain: Domain,
     /// Who holds which block.
-    pub index: RwLock<Index>,
+    pub index: Index,
     /// Where prefixes were sent.
     pub history: Mutex<History>,
     /// Select and book.
@@ -108,8 +109,8 @@ impl Pool {
         let identity = Identity::new(IdentitySeed::new(&config.identity_seed));
         let domain = Domain::new(&config.file.model.name, &config.file.model.revision, config.size);
         let (prompter, tokenizer_failure) = load_prompter(&config);
-        let mut index = Index::default();
-        let fleet = Fleet::of_static(&config.file, &mut index);
+        let index = Index::default();
+        let fleet = Fleet::of_static(&config.file, &index);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let receipts = Ring::new(usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX));
         Ok(Self {
@@ -117,7 +118,7 @@ impl Pool {
             live_refused: RwLock::default(),
             identity,
             domain,
-            index: RwLock::new(index),
+            index,
             history: Mutex::default(),
             ledger: Ledger::default(),
             fleet,
@@ -161,32 +162,32 @@ impl Pool {
         target.trust.lock().synced(self.clock.now(), epoch, seq, status);
     }
 
-    /// Applies what a feed learned. Index and trust change together, so that a
-    /// decision never sees new blocks under old trust.
+    /// Applies what a feed learned. Trust goes before blocks do, and comes after
+    /// they came: a decision reads blocks first and trust second, so between the
+    /// two it credits too little rather than too much.
     pub fn apply(&self, target: &TargetState, change: Change) {
         let now = self.clock.now();
-        let mut index = self.index.write();
-        let mut trust = target.trust.lock();
         match change {
             Change::Reset => {
-                index.apply(target.slot, &Delta::Cleared);
-                trust.reset();
+                target.trust.lock().reset();
+                self.index.apply(target.slot, &Delta::Cleared);
             }
             Change::Replaced { epoch, seq, deltas, status, page } => {
-                index.replace(target.slot, &deltas);
+                self.index.replace(target.slot, &deltas);
+                let mut trust = target.trust.lock();
                 trust.set_domain_mismatch(false);
                 trust.synced(now, epoch, seq, status);
                 target.note(status, page);
             }
             Change::Continued { epoch, seq, deltas, status, page } => {
-                deltas.iter().for_each(|delta| index.apply(target.slot, delta));
-                trust.heard(now, epoch, seq, status);
+                deltas.iter().for_each(|delta| self.index.apply(target.slot, delta));
+                target.trust.lock().heard(now, epoch, seq, status);
                 target.note(status, page);
             }
-            Change::Gap => trust.gap(),
+            Change::Gap => target.trust.lock().gap(),
             Change::ForeignDomain => {
-                index.apply(target.slot, &Delta::Cleared);
-                trust.set_domain_mismatch(true);
+                target.trust.lock().set_domain_mismatch(true);
+                self.index.apply(target.slot, &Delta::Cleared);
             }
         }
     }

@@ -192,7 +192,7 @@ fn count_shadows(pool: &Pool, receipt: &Receipt, chosen: &Candidate) {
 /// All ranks of all ready workers, with what their views and the routing
 /// history are worth for this request.
 fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
-    let claims = pool.index.read().hits(ask.namespace, &ask.blocks);
+    let claims = pool.index.hits(ask.namespace, &ask.blocks);
     let live = *pool.live.read();
     let now = pool.clock.now();
     let prospect = |state: &Arc<TargetState>| {

@@ -93,20 +93,19 @@ async fn cache_view(State(pool): State<Arc<Pool>>, Path(worker): Path<String>) -
     };
     let freshness = pool.live.read().freshness;
     let now = pool.clock.now();
-    let index = pool.index.read();
     let ranks: Vec<Value> = worker
         .targets
         .iter()
         .map(|target| {
             let verdict = target.trust.lock().verdict(now, freshness);
             json!({
-                "rank": target.target.rank.0, "block_count": index.block_count(target.slot),
+                "rank": target.target.rank.0, "block_count": pool.index.block_count(target.slot),
                 "trust": verdict.state.label(), "reason": verdict.reason.label(), "credited": verdict.credited,
                 "epoch": verdict.epoch.0, "seq": verdict.seq, "age_ms": verdict.age.map(|age| age.0),
             })
         })
         .collect();
-    let blocks: usize = worker.targets.iter().map(|target| index.block_count(target.slot)).sum();
+    let blocks: usize = worker.targets.iter().map(|target| pool.index.block_count(target.slot)).sum();
     Json(json!({
         "worker_id": worker.id.as_str(), "block_count": blocks,
         "block_size": pool.config.size.tokens(), "ranks": ranks,

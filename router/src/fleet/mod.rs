@@ -130,7 +130,7 @@ impl ReadyReason {
 impl Fleet {
     /// The workers of a static list, with room in the index for each rank. The
     /// list was checked before.
-    pub fn of_static(config: &RouterConfig, index: &mut Index) -> Self {
+    pub fn of_static(config: &RouterConfig, index: &Index) -> Self {
         let mut workers: Vec<Arc<Worker>> = config
             .discovery
             .workers
@@ -167,7 +167,7 @@ impl Fleet {
 }
 
 impl Worker {
-    fn new(id: WorkerId, worker: &StaticWorker, config: &RouterConfig, index: &mut Index) -> Self {
+    fn new(id: WorkerId, worker: &StaticWorker, config: &RouterConfig, index: &Index) -> Self {
         let configured_engine = worker.engine.unwrap_or(config.engine);
         let targets = (0..worker.dp_size)
             .map(|rank| Arc::new(TargetState::new(Target::new(id.clone(), rank), index.add_target())))

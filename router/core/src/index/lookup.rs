@@ -1,0 +1,74 @@
+//! The longest held prefix of a chain, for every target at once.
+//!
+//! The walk goes from the root along runs. Inside a run it compares a few
+//! hashes and reads each lane's span; from one run to the next it asks the
+//! table of places. It ends where nobody who held everything so far holds the
+//! next block, so its cost is that of the longest hit, not of the prompt.
+
+use super::owners::Span;
+use super::places::Place;
+use super::runs::Run;
+use super::spaces::Space;
+use super::state::State;
+use super::view::Views;
+use crate::blocks::BlockHash;
+use crate::ids::Slot;
+use crate::units::TierHits;
+
+/// What a target that holds the first block holds of the chain.
+type Hit = (Slot, TierHits);
+
+/// Appends the hits of all targets, sorted by slot.
+/// O(runs × (log blocks + lanes)) over the runs that the chain passes through.
+pub(super) fn hits(state: &State, space: Space, chain: &[BlockHash], out: &mut Vec<Hit>) {
+    let Some(first) = chain.first() else { return };
+    let mut place = state.find(space, *first);
+    let mut at = 0;
+    while let Some(Place { run: number, position }) = place {
+        let Some(run) = state.runs.get(number) else { return };
+        let window = position..position + run.matched(position, &chain[at..]);
+        let more = if at == 0 {
+            begin(run, &state.views, &window, out)
+        } else {
+            extend(run, &state.views, &window, at, out)
+        };
+        at += more;
+        let Some(next) = chain.get(at).filter(|_| more > 0) else { return };
+        place = state.find(space, *next);
+        // Held by someone, but in this very run by nobody who held all before.
+        if place == Some(Place { run: number, position: position + more as u16 }) {
+            return;
+        }
+    }
+}
+
+/// The hits in the chain's first run, and the largest.
+fn begin(run: &Run, views: &Views, window: &Span, out: &mut Vec<Hit>) -> usize {
+    out.reserve(run.owners.lane_count());
+    let mut most = 0;
+    for side in run.owners.sides().filter(|side| views.is_seen(side[0].side())) {
+        let hits = run.owners.tally(side, window);
+        if hits.total() > 0 {
+            most = most.max(hits.total());
+            out.push((side[0].side().slot(), hits));
+        }
+    }
+    most as usize
+}
+
+/// Adds what targets that hold all of the chain up to `at` hold in a further
+/// run; returns the largest addition.
+fn extend(run: &Run, views: &Views, window: &Span, at: usize, out: &mut [Hit]) -> usize {
+    let mut most = 0;
+    let mut sides = run.owners.sides().filter(|side| views.is_seen(side[0].side())).peekable();
+    for (slot, hits) in out.iter_mut().filter(|(_, hits)| hits.total() == at as u64) {
+        while sides.next_if(|side| side[0].side().slot() < *slot).is_some() {}
+        let Some(side) = sides.next_if(|side| side[0].side().slot() == *slot) else { continue };
+        let more = run.owners.tally(side, window);
+        hits.device += more.device;
+        hits.host += more.host;
+        hits.disk += more.disk;
+        most = most.max(more.total());
+    }
+    most as usize
+}

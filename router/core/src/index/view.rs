@@ -1,0 +1,88 @@
+//! Slots: which are handed out, which side of each is seen, how much it holds.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::owners::Side;
+use crate::ids::Slot;
+
+/// All slots.
+#[derive(Debug, Default)]
+pub(super) struct Views {
+    views: Vec<View>,
+    free: Vec<Slot>,
+}
+
+#[derive(Debug, Default)]
+struct View {
+    live: bool,
+    /// The number of the side that requests see. The other one is empty, or
+    /// being built or taken down.
+    seen: u32,
+    /// Distinct blocks per side.
+    blocks: [usize; 2],
+    /// Held by whoever uses the unseen side.
+    turnover: Arc<Mutex<()>>,
+}
+
+impl Views {
+    /// A slot that holds nothing.
+    pub(super) fn add(&mut self) -> Slot {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.views.push(View::default());
+            Slot(self.views.len() as u32 - 1)
+        });
+        self.views[slot.0 as usize].live = true;
+        slot
+    }
+
+    /// The side that requests see; `None` for a slot that is not handed out.
+    pub(super) fn seen(&self, slot: Slot) -> Option<Side> {
+        let view = self.views.get(slot.0 as usize).filter(|view| view.live)?;
+        Some(Side::new(slot, view.seen))
+    }
+
+    /// Whether requests see `side`.
+    pub(super) fn is_seen(&self, side: Side) -> bool {
+        self.views.get(side.slot().0 as usize).is_some_and(|view| view.seen == side.number())
+    }
+
+    /// What serialises the users of the slot's unseen side.
+    pub(super) fn turnover(&self, slot: Slot) -> Option<Arc<Mutex<()>>> {
+        self.views.get(slot.0 as usize).map(|view| Arc::clone(&view.turnover))
+    }
+
+    /// Shows the side that was not seen and returns the one that was; `None`
+    /// for a slot that is not handed out.
+    pub(super) fn turn(&mut self, slot: Slot) -> Option<Side> {
+        let seen = self.seen(slot)?;
+        self.views[slot.0 as usize].seen = 1 - seen.number();
+        Some(seen)
+    }
+
+    /// Ignores the slot from now on. Whoever empties it frees it.
+    pub(super) fn retire(&mut self, slot: Slot) {
+        if let Some(view) = self.views.get_mut(slot.0 as usize) {
+            view.live = false;
+        }
+    }
+
+    /// Hands the slot, empty by now, out again.
+    pub(super) fn free(&mut self, slot: Slot) {
+        self.free.push(slot);
+    }
+
+    pub(super) fn block_count(&self, side: Side) -> usize {
+        let view = self.views.get(side.slot().0 as usize);
+        view.map_or(0, |view| view.blocks[side.number() as usize])
+    }
+
+    pub(super) fn add_blocks(&mut self, side: Side, count: u32) {
+        self.views[side.slot().0 as usize].blocks[side.number() as usize] += count as usize;
+    }
+
+    pub(super) fn remove_blocks(&mut self, side: Side, count: u32) {
+        self.views[side.slot().0 as usize].blocks[side.number() as usize] -= count as usize;
+    }
+}
