@@ -28,9 +28,9 @@ pub(super) fn hits(state: &State, space: Space, chain: &[BlockHash], out: &mut V
         let Some(run) = state.runs.get(number) else { return };
         let window = position..position + run.matched(position, &chain[at..]);
         let more = if at == 0 {
-            begin(run, &state.views, &window, out)
+            begin(run, &state.views, window, out)
         } else {
-            extend(run, &state.views, &window, at, out)
+            extend(run, &state.views, window, at, out)
         };
         at += more;
         let Some(next) = chain.get(at).filter(|_| more > 0) else { return };
@@ -43,14 +43,13 @@ pub(super) fn hits(state: &State, space: Space, chain: &[BlockHash], out: &mut V
 }
 
 /// The hits in the chain's first run, and the largest.
-fn begin(run: &Run, views: &Views, window: &Span, out: &mut Vec<Hit>) -> usize {
+fn begin(run: &Run, views: &Views, window: Span, out: &mut Vec<Hit>) -> usize {
     out.reserve(run.owners.lane_count());
     let mut most = 0;
-    for side in run.owners.sides().filter(|side| views.is_seen(side[0].side())) {
-        let hits = run.owners.tally(side, window);
-        if hits.total() > 0 {
+    for (side, hits) in run.owners.leading(window) {
+        if hits.total() > 0 && views.is_seen(side) {
             most = most.max(hits.total());
-            out.push((side[0].side().slot(), hits));
+            out.push((side.slot(), hits));
         }
     }
     most as usize
@@ -58,13 +57,12 @@ fn begin(run: &Run, views: &Views, window: &Span, out: &mut Vec<Hit>) -> usize {
 
 /// Adds what targets that hold all of the chain up to `at` hold in a further
 /// run; returns the largest addition.
-fn extend(run: &Run, views: &Views, window: &Span, at: usize, out: &mut [Hit]) -> usize {
+fn extend(run: &Run, views: &Views, window: Span, at: usize, out: &mut [Hit]) -> usize {
     let mut most = 0;
-    let mut sides = run.owners.sides().filter(|side| views.is_seen(side[0].side())).peekable();
+    let mut sides = run.owners.leading(window).filter(|(side, _)| views.is_seen(*side)).peekable();
     for (slot, hits) in out.iter_mut().filter(|(_, hits)| hits.total() == at as u64) {
-        while sides.next_if(|side| side[0].side().slot() < *slot).is_some() {}
-        let Some(side) = sides.next_if(|side| side[0].side().slot() == *slot) else { continue };
-        let more = run.owners.tally(side, window);
+        while sides.next_if(|(side, _)| side.slot() < *slot).is_some() {}
+        let Some((_, more)) = sides.next_if(|(side, _)| side.slot() == *slot) else { continue };
         hits.device += more.device;
         hits.host += more.host;
         hits.disk += more.disk;

@@ -17,10 +17,11 @@
 //! which requests see one; `lookup` walks a chain along runs.
 //!
 //! Concurrency: one lock, held for at most [`SECTION`] blocks at a time, which
-//! takes some microseconds; then it is handed to whoever waits. What replaces
+//! takes some microseconds; then readers that wait go first (`gate`). What replaces
 //! or empties a whole view works on the unseen side and turns the slot around
 //! in one step, so nobody sees it half done.
 
+mod gate;
 mod lookup;
 mod owners;
 mod places;
@@ -32,8 +33,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-use parking_lot::{RwLock, RwLockWriteGuard};
-
+use self::gate::Gate;
 use self::owners::Side;
 use self::state::State;
 use crate::blocks::{BlockHash, NamespaceId};
@@ -49,7 +49,7 @@ const SECTION: u16 = 32;
 /// thread.
 #[derive(Debug, Default)]
 pub struct Index {
-    state: RwLock<State>,
+    state: Gate<State>,
 }
 
 impl Index {
@@ -178,12 +178,8 @@ impl Index {
         }
     }
 
-    /// One hold of the lock. It is handed on fairly: a writer that takes it
-    /// again at once would otherwise starve those it made wait.
+    /// One hold of the lock.
     fn section<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.state.write();
-        let result = change(&mut state);
-        RwLockWriteGuard::unlock_fair(state);
-        result
+        change(&mut self.state.write())
     }
 }

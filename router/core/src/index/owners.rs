@@ -37,7 +37,7 @@ pub(super) struct Owners {
 
 /// What one lane holds: a span, or see `Owners::holey`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Owner {
+struct Owner {
     lane: Lane,
     start: u16,
     /// Behind the last position; [`HOLEY`] for a lane with holes.
@@ -115,9 +115,25 @@ impl Owners {
         self.entries.iter().map(|entry| entry.lane)
     }
 
-    /// The lanes of each side, sorted by side.
-    pub(super) fn sides(&self) -> impl Iterator<Item = &[Owner]> {
-        self.entries.chunk_by(|a, b| a.lane.side() == b.lane.side())
+    /// For every side, in order: the leading positions of `window` that it holds
+    /// without a gap, by their fastest tier; all zero for a side that does not
+    /// hold the first.
+    pub(super) fn leading(&self, window: Span) -> impl Iterator<Item = (Side, TierHits)> {
+        let mut rest = self.entries.as_slice();
+        std::iter::from_fn(move || {
+            let (first, others) = rest.split_first()?;
+            let side = first.lane.side();
+            // Hot: most sides have one lane, and it has no holes.
+            if others.first().is_none_or(|next| next.lane.side() != side) && first.end != HOLEY {
+                rest = others;
+                let end = if first.start <= window.start { first.end.min(window.end) } else { 0 };
+                return Some((side, hits_in(first.lane.tier(), end.saturating_sub(window.start))));
+            }
+            let lanes = rest.iter().take_while(|owner| owner.lane.side() == side).count();
+            let (lanes, behind) = rest.split_at(lanes);
+            rest = behind;
+            Some((side, self.tally(lanes, &window)))
+        })
     }
 
     /// The positions in `word` that `lane` holds.
@@ -202,15 +218,8 @@ impl Owners {
         self.shrink();
     }
 
-    /// Leading positions of `window` that `side`, lanes of one side as
-    /// [`Owners::sides`] gives them, holds without a gap, by their fastest tier.
-    pub(super) fn tally(&self, side: &[Owner], window: &Span) -> TierHits {
-        if let [Owner { lane, start, end }] = side
-            && *end != HOLEY
-        {
-            let held = if *start <= window.start { (*end).min(window.end) } else { 0 };
-            return hits_in(lane.tier(), held.saturating_sub(window.start));
-        }
+    /// [`Owners::leading`] of one side, given its lanes.
+    fn tally(&self, lanes: &[Owner], window: &Span) -> TierHits {
         let mut hits = TierHits::default();
         let mut at = window.start;
         while at < window.end {
@@ -218,7 +227,7 @@ impl Owners {
             // one begins.
             let mut limit = window.end;
             let mut tier = None;
-            for owner in side {
+            for owner in lanes {
                 let next = self.next_change(owner, at);
                 limit = limit.min(next.at);
                 if next.held {
@@ -339,20 +348,13 @@ struct Change {
     at: u16,
 }
 
-impl Owner {
-    pub(super) const fn side(&self) -> Side {
-        self.lane.side()
-    }
-}
-
 fn hits_in(tier: Tier, blocks: u16) -> TierHits {
-    let mut hits = TierHits::default();
+    let blocks = u64::from(blocks);
     match tier {
-        Tier::Device => hits.device = blocks.into(),
-        Tier::Host => hits.host = blocks.into(),
-        Tier::Disk => hits.disk = blocks.into(),
+        Tier::Device => TierHits { device: blocks, host: 0, disk: 0 },
+        Tier::Host => TierHits { device: 0, host: blocks, disk: 0 },
+        Tier::Disk => TierHits { device: 0, host: 0, disk: blocks },
     }
-    hits
 }
 
 fn start_of_bits(words: &[u64]) -> u16 {
@@ -409,8 +411,9 @@ mod tests {
                     owners.remove(lane, &span);
                     sets[tier].retain(|at| !span.contains(at));
                 }
-                let found = owners.sides().next().map(|side| owners.tally(side, &window));
-                prop_assert_eq!(found.unwrap_or_default(), lead(&sets, &window));
+                let found = owners.leading(window.clone()).next();
+                let expected = lead(&sets, &window);
+                prop_assert_eq!(found.map_or(TierHits::default(), |(_, hits)| hits), expected);
                 let all: BTreeSet<u16> = sets.iter().flatten().copied().collect();
                 prop_assert_eq!(owners.max_end(), all.last().map_or(0, |last| last + 1));
                 prop_assert_eq!(owners.lane_count() == 0, all.is_empty());

@@ -1,8 +1,8 @@
 //! The index against an index of sets, alone and under readers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -420,38 +420,45 @@ fn memory_stays_flat_under_churn_and_comes_back() {
 #[test]
 fn readers_see_a_state_that_a_prefix_of_the_writes_explains() {
     let tree = Tree::new(24, &[(12, 8), (20, 8)]);
+    let chain = blocks(&tree.chain(24));
     let mut runner = TestRunner::deterministic();
-    let steps = prop::collection::vec(action(), 3000).new_tree(&mut runner).expect("a list").current();
-    // A slot that is handed out again belongs to somebody else: two steps.
-    let steps: Vec<Action> = steps.into_iter().filter(|step| !matches!(step, Action::Reuse(_))).collect();
-    let (chain, ends) = (blocks(&tree.chain(24)), [24]);
-    let mut rehearsal = World::new(tree.clone());
-    let mut states = vec![Vec::new()];
-    for step in &steps {
-        rehearsal.apply(step);
-        states.push(rehearsal.index.hits(space(0), &chain));
+    for _ in 0..8 {
+        let steps = prop::collection::vec(action(), 3000).new_tree(&mut runner).expect("a list").current();
+        // A slot that is handed out again belongs to somebody else: two steps.
+        let steps: Vec<Action> = steps.into_iter().filter(|step| !matches!(step, Action::Reuse(_))).collect();
+        let mut rehearsal = World::new(tree.clone());
+        let mut states = vec![Vec::new()];
+        for step in &steps {
+            rehearsal.apply(step);
+            states.push(rehearsal.index.hits(space(0), &chain));
+        }
+        rehearsal.check(&[24]);
+        let mut world = World::new(tree.clone());
+        let index = Arc::clone(&world.index);
+        let (start, done) = (Barrier::new(3), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let readers = [(); 2].map(|()| scope.spawn(|| read_along(&index, &chain, &states, &start, &done)));
+            start.wait();
+            steps.iter().for_each(|step| world.apply(step));
+            done.store(true, Ordering::Release);
+            readers.into_iter().for_each(|reader| reader.join().expect("a state nobody wrote was seen"));
+        });
+        assert_eq!(index.hits(space(0), &chain), states[steps.len()]);
     }
-    rehearsal.check(&ends);
-    let mut world = World::new(tree);
-    let index = Arc::clone(&world.index);
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let reader = || {
-            let mut at = 0;
-            let mut seen = 0u64;
-            while !done.load(Ordering::Acquire) {
-                let hits = index.hits(space(0), &chain);
-                let found = states[at..].iter().position(|state| *state == hits);
-                at += found.unwrap_or_else(|| panic!("after step {at}: no later step explains {hits:?}"));
-                seen += 1;
-            }
-            seen
-        };
-        let readers = [scope.spawn(reader), scope.spawn(reader)];
-        steps.iter().for_each(|step| world.apply(step));
-        done.store(true, Ordering::Release);
-        let seen: u64 = readers.into_iter().map(|reader| reader.join().expect("a reader failed")).sum();
-        assert!(seen > 0);
-    });
-    assert_eq!(index.hits(space(0), &chain), *states.last().expect("one at least"));
+}
+
+fn read_along(
+    index: &Index,
+    chain: &[BlockHash],
+    states: &[Vec<(Slot, TierHits)>],
+    start: &Barrier,
+    done: &AtomicBool,
+) {
+    let mut at = 0;
+    start.wait();
+    while !done.load(Ordering::Acquire) {
+        let hits = index.hits(space(0), chain);
+        let found = states[at..].iter().position(|state| *state == hits);
+        at += found.unwrap_or_else(|| panic!("after step {at}: no later step explains {hits:?}"));
+    }
 }

@@ -11,15 +11,15 @@ use crate::ids::Slot;
 #[derive(Debug, Default)]
 pub(super) struct Views {
     views: Vec<View>,
+    /// Number of the side that requests see, by slot. The other one is empty,
+    /// or being built or taken down.
+    seen: Vec<u8>,
     free: Vec<Slot>,
 }
 
 #[derive(Debug, Default)]
 struct View {
     live: bool,
-    /// The number of the side that requests see. The other one is empty, or
-    /// being built or taken down.
-    seen: u32,
     /// Distinct blocks per side.
     blocks: [usize; 2],
     /// Held by whoever uses the unseen side.
@@ -31,6 +31,7 @@ impl Views {
     pub(super) fn add(&mut self) -> Slot {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.views.push(View::default());
+            self.seen.push(0);
             Slot(self.views.len() as u32 - 1)
         });
         self.views[slot.0 as usize].live = true;
@@ -39,13 +40,13 @@ impl Views {
 
     /// The side that requests see; `None` for a slot that is not handed out.
     pub(super) fn seen(&self, slot: Slot) -> Option<Side> {
-        let view = self.views.get(slot.0 as usize).filter(|view| view.live)?;
-        Some(Side::new(slot, view.seen))
+        let live = self.views.get(slot.0 as usize)?.live;
+        live.then(|| Side::new(slot, self.seen[slot.0 as usize].into()))
     }
 
     /// Whether requests see `side`.
     pub(super) fn is_seen(&self, side: Side) -> bool {
-        self.views.get(side.slot().0 as usize).is_some_and(|view| view.seen == side.number())
+        self.seen.get(side.slot().0 as usize).is_some_and(|seen| u32::from(*seen) == side.number())
     }
 
     /// What serialises the users of the slot's unseen side.
@@ -57,7 +58,7 @@ impl Views {
     /// for a slot that is not handed out.
     pub(super) fn turn(&mut self, slot: Slot) -> Option<Side> {
         let seen = self.seen(slot)?;
-        self.views[slot.0 as usize].seen = 1 - seen.number();
+        self.seen[slot.0 as usize] ^= 1;
         Some(seen)
     }
 
