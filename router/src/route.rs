@@ -196,8 +196,8 @@ fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
     let live = *pool.live.read();
     let now = pool.clock.now();
     let prospect = |state: &Arc<TargetState>| {
-        let found = claims.binary_search_by_key(&state.slot, |(slot, _)| *slot);
-        let claimed = found.map_or_else(|_| TierHits::default(), |at| claims[at].1);
+        let found = claims.binary_search_by_key(&state.slot, |hit| hit.slot);
+        let claimed = found.map_or_else(|_| TierHits::default(), |at| claims[at].tiers());
         let trust = state.trust.lock().verdict(now, live.freshness);
         let paired = state.facts().paired;
         let usable = |held| hits::usable(held, ask.prompt_tokens, pool.config.size, paired);

@@ -10,8 +10,8 @@ use crate::theirs::{self, Peer};
 fn hits(index: &kvrouter_core::index::Index, peer: &Peer, blocks: &[u64]) -> ([u64; 2], [u64; 2]) {
     let tokens = ours::tokens(blocks);
     let mut found = ([0; 2], [0; 2]);
-    for (slot, hits) in index.hits(SPACE, &ours::chain(&tokens)) {
-        found.0[slot.0 as usize] = hits.total();
+    for hit in index.hits(SPACE, &ours::chain(&tokens)) {
+        found.0[hit.slot.0 as usize] = hit.tiers().total();
     }
     for (worker, count) in peer.hits(&theirs::local(&tokens)).scores {
         found.1[worker.worker_id as usize] = count.into();

@@ -82,7 +82,7 @@ fn same_answer(index: &Index, peer: &Peer, query: &Query) {
     let mut theirs: Vec<(u64, u64)> =
         theirs.iter().map(|(worker, blocks)| (worker.worker_id, u64::from(*blocks))).collect();
     theirs.sort_unstable();
-    let ours: Vec<(u64, u64)> = ours.iter().map(|(slot, hits)| (slot.0.into(), hits.total())).collect();
+    let ours: Vec<(u64, u64)> = ours.iter().map(|hit| (hit.slot.0.into(), hit.tiers().total())).collect();
     assert_eq!(ours, theirs);
 }
 

@@ -5,6 +5,7 @@
 //! table of places. It ends where nobody who held everything so far holds the
 //! next block, so its cost is that of the longest hit, not of the prompt.
 
+use super::Hit;
 use super::owners::Span;
 use super::places::Place;
 use super::runs::Run;
@@ -12,11 +13,6 @@ use super::spaces::Space;
 use super::state::State;
 use super::view::Views;
 use crate::blocks::BlockHash;
-use crate::ids::Slot;
-use crate::units::TierHits;
-
-/// What a target that holds the first block holds of the chain.
-type Hit = (Slot, TierHits);
 
 /// Appends the hits of all targets, sorted by slot.
 /// O(runs × (log blocks + lanes)) over the runs that the chain passes through.
@@ -46,12 +42,13 @@ pub(super) fn hits(state: &State, space: Space, chain: &[BlockHash], out: &mut V
 fn begin(run: &Run, views: &Views, window: Span, out: &mut Vec<Hit>) -> usize {
     out.reserve(run.owners.lane_count());
     let mut most = 0;
-    for (side, hits) in run.owners.leading(window) {
-        if hits.total() > 0 && views.is_seen(side) {
-            most = most.max(hits.total());
-            out.push((side.slot(), hits));
+    run.owners.leading(&window, |side, tiers| {
+        let hit = Hit { slot: side.slot(), tiers };
+        if hit.total() > 0 && views.is_seen(side) {
+            most = most.max(hit.total());
+            out.push(hit);
         }
-    }
+    });
     most as usize
 }
 
@@ -59,14 +56,16 @@ fn begin(run: &Run, views: &Views, window: Span, out: &mut Vec<Hit>) -> usize {
 /// run; returns the largest addition.
 fn extend(run: &Run, views: &Views, window: Span, at: usize, out: &mut [Hit]) -> usize {
     let mut most = 0;
-    let mut sides = run.owners.leading(window).filter(|(side, _)| views.is_seen(*side)).peekable();
-    for (slot, hits) in out.iter_mut().filter(|(_, hits)| hits.total() == at as u64) {
-        while sides.next_if(|(side, _)| side.slot() < *slot).is_some() {}
-        let Some((_, more)) = sides.next_if(|(side, _)| side.slot() == *slot) else { continue };
-        hits.device += more.device;
-        hits.host += more.host;
-        hits.disk += more.disk;
-        most = most.max(more.total());
-    }
+    let mut open = out.iter_mut().filter(|hit| hit.total() as usize == at).peekable();
+    run.owners.leading(&window, |side, more| {
+        while open.next_if(|hit| hit.slot < side.slot()).is_some() {}
+        let of_side = |hit: &&mut Hit| hit.slot == side.slot() && views.is_seen(side);
+        if let Some(hit) = open.next_if(of_side) {
+            for (sum, more) in hit.tiers.iter_mut().zip(more) {
+                *sum += more;
+            }
+            most = most.max(more.iter().sum());
+        }
+    });
     most as usize
 }

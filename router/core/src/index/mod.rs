@@ -52,6 +52,29 @@ pub struct Index {
     state: Gate<State>,
 }
 
+/// What one target holds of a chain. 16 bytes, because there is one for every
+/// holder in every answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// Whose.
+    pub slot: Slot,
+    /// Leading blocks held, by the tier that each is in; at least one.
+    tiers: [u32; 3],
+}
+
+impl Hit {
+    /// Leading blocks held, by their fastest tiers.
+    pub fn tiers(self) -> TierHits {
+        let [device, host, disk] = self.tiers.map(u64::from);
+        TierHits { device, host, disk }
+    }
+
+    /// All leading blocks held.
+    fn total(self) -> u32 {
+        self.tiers.iter().sum()
+    }
+}
+
 impl Index {
     /// Makes room for a target that holds nothing.
     pub fn add_target(&self) -> Slot {
@@ -114,7 +137,7 @@ impl Index {
     ///
     /// O(runs × (log blocks + holders)) over the runs that the longest hit
     /// passes through; few, unless many branches were stored before the trunk.
-    pub fn hits(&self, namespace: NamespaceId, chain: &[BlockHash]) -> Vec<(Slot, TierHits)> {
+    pub fn hits(&self, namespace: NamespaceId, chain: &[BlockHash]) -> Vec<Hit> {
         let mut hits = Vec::new();
         let state = self.state.read();
         if let Some(space) = state.spaces.find(namespace) {

@@ -25,6 +25,11 @@ fn removed(namespace: NamespaceId, hashes: &[u64], tier: Tier) -> Delta {
     Delta::Removed { namespace, hashes: blocks(hashes), tier }
 }
 
+/// As tuples, which read better than what the index returns.
+fn hits(index: &Index, namespace: NamespaceId, chain: &[BlockHash]) -> Vec<(Slot, TierHits)> {
+    index.hits(namespace, chain).iter().map(|hit| (hit.slot, hit.tiers())).collect()
+}
+
 fn device(blocks: u64) -> TierHits {
     TierHits { device: blocks, ..TierHits::default() }
 }
@@ -201,7 +206,7 @@ impl World {
         for end in ends {
             let chain = self.tree.chain(*end);
             for namespace in 0..SPACES {
-                let found = self.index.hits(space(namespace), &blocks(&chain));
+                let found = hits(&self.index, space(namespace), &blocks(&chain));
                 let all = self
                     .slots
                     .iter()
@@ -273,9 +278,12 @@ fn a_hole_ends_the_prefix_and_filling_it_restores_the_rest() {
     let slot = index.add_target();
     index.apply(slot, &stored(SPACE, 0, &[1, 2, 3, 4], Tier::Device));
     index.apply(slot, &removed(SPACE, &[2], Tier::Device));
-    assert_eq!(index.hits(SPACE, &blocks(&[1, 2, 3, 4])), [(slot, device(1))]);
+    assert_eq!(hits(&index, SPACE, &blocks(&[1, 2, 3, 4])), [(slot, device(1))]);
     index.apply(slot, &stored(SPACE, 1, &[2], Tier::Host));
-    assert_eq!(index.hits(SPACE, &blocks(&[1, 2, 3, 4])), [(slot, TierHits { device: 3, host: 1, disk: 0 })]);
+    assert_eq!(
+        hits(&index, SPACE, &blocks(&[1, 2, 3, 4])),
+        [(slot, TierHits { device: 3, host: 1, disk: 0 })]
+    );
 }
 
 #[test]
@@ -287,7 +295,7 @@ fn a_hole_of_one_target_is_not_filled_by_another() {
     index.apply(a, &stored(SPACE, 32, &[1032, 1033], Tier::Device));
     index.apply(b, &stored(SPACE, 0, &chain, Tier::Device));
     index.apply(b, &removed(SPACE, &chain[..32], Tier::Device));
-    assert_eq!(index.hits(SPACE, &blocks(&chain)), [(a, device(32))]);
+    assert_eq!(hits(&index, SPACE, &blocks(&chain)), [(a, device(32))]);
 }
 
 #[test]
@@ -297,7 +305,7 @@ fn a_late_parent_joins_what_came_before_it() {
     let chain: Vec<u64> = (1..=96).collect();
     for (range, expected) in [(0..32, 32), (64..96, 32), (32..64, 96)] {
         index.apply(slot, &stored(SPACE, range.start as u64, &chain[range], Tier::Device));
-        assert_eq!(index.hits(SPACE, &blocks(&chain)), [(slot, device(expected))]);
+        assert_eq!(hits(&index, SPACE, &blocks(&chain)), [(slot, device(expected))]);
     }
 }
 
@@ -307,7 +315,7 @@ fn a_longer_prefix_in_another_namespace_is_invisible() {
     let (mine, theirs) = (index.add_target(), index.add_target());
     index.apply(mine, &stored(SPACE, 0, &[1], Tier::Device));
     index.apply(theirs, &stored(NamespaceId(2), 0, &[1, 2, 3], Tier::Device));
-    assert_eq!(index.hits(SPACE, &blocks(&[1, 2, 3])), [(mine, device(1))]);
+    assert_eq!(hits(&index, SPACE, &blocks(&[1, 2, 3])), [(mine, device(1))]);
 }
 
 #[test]
@@ -321,7 +329,7 @@ fn a_slot_is_handed_out_again_empty_and_deaf_to_late_events() {
     index.replace(slot, &[stored(SPACE, 0, &[1], Tier::Device)]);
     assert_eq!((index.unique_blocks(), index.block_count(slot)), (0, 0));
     assert_eq!(index.add_target(), slot);
-    assert!(index.hits(SPACE, &blocks(&[1])).is_empty());
+    assert!(hits(&index, SPACE, &blocks(&[1])).is_empty());
     assert_ne!(index.add_target(), slot, "a slot is freed once");
 }
 
@@ -333,7 +341,7 @@ fn eight_thousand_ranks_are_told_apart() {
     for (slot, at) in slots.iter().zip(0..) {
         index.apply(*slot, &stored(SPACE, 0, &chain[..1 + at % 100], Tier::Device));
     }
-    let hits = index.hits(SPACE, &blocks(&chain));
+    let hits = hits(&index, SPACE, &blocks(&chain));
     assert_eq!(hits.len(), slots.len());
     assert!(
         hits.iter()
@@ -430,20 +438,21 @@ fn readers_see_a_state_that_a_prefix_of_the_writes_explains() {
         let mut states = vec![Vec::new()];
         for step in &steps {
             rehearsal.apply(step);
-            states.push(rehearsal.index.hits(space(0), &chain));
+            states.push(hits(&rehearsal.index, space(0), &chain));
         }
         rehearsal.check(&[24]);
         let mut world = World::new(tree.clone());
         let index = Arc::clone(&world.index);
         let (start, done) = (Barrier::new(3), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            let readers = [(); 2].map(|()| scope.spawn(|| read_along(&index, &chain, &states, &start, &done)));
+            let readers =
+                [(); 2].map(|()| scope.spawn(|| read_along(&index, &chain, &states, &start, &done)));
             start.wait();
             steps.iter().for_each(|step| world.apply(step));
             done.store(true, Ordering::Release);
             readers.into_iter().for_each(|reader| reader.join().expect("a state nobody wrote was seen"));
         });
-        assert_eq!(index.hits(space(0), &chain), states[steps.len()]);
+        assert_eq!(hits(&index, space(0), &chain), states[steps.len()]);
     }
 }
 
@@ -457,7 +466,7 @@ fn read_along(
     let mut at = 0;
     start.wait();
     while !done.load(Ordering::Acquire) {
-        let hits = index.hits(space(0), chain);
+        let hits = hits(&index, space(0), chain);
         let found = states[at..].iter().position(|state| *state == hits);
         at += found.unwrap_or_else(|| panic!("after step {at}: no later step explains {hits:?}"));
     }
