@@ -9,13 +9,15 @@ use crate::table::Table;
 use crate::theirs::{self, Peer};
 
 /// Generations of churn; each stores 6,400 blocks and removes as many.
-const GENERATIONS: u64 = 2000;
+const GENERATIONS: u64 = 400;
+/// Times that our churn is repeated.
+const PASSES: usize = 3;
 
 /// Measures bytes per block and per extra owner, and churn.
 pub(crate) fn measure(table: &mut Table) -> anyhow::Result<()> {
     let mut contents = Contents::default();
     at_rest(table, &contents.background(), &contents.shared(128))?;
-    churn(table, &mut contents)
+    churn(table)
 }
 
 fn at_rest(table: &mut Table, background: &[Held], shared: &[Vec<Held>]) -> anyhow::Result<()> {
@@ -49,52 +51,102 @@ fn at_rest(table: &mut Table, background: &[Held], shared: &[Vec<Held>]) -> anyh
 
 /// Every worker keeps a shared prompt and replaces its own 100 blocks behind
 /// it, over and over.
-fn churn(table: &mut Table, contents: &mut Contents) -> anyhow::Result<()> {
-    let prompts: Vec<Vec<u64>> = (0..8).map(|_| contents.fresh(100)).collect();
-    let mut generation = || -> Vec<Held> {
+struct Churn {
+    contents: Contents,
+    prompts: Vec<Vec<u64>>,
+}
+
+impl Churn {
+    fn new() -> Self {
+        let mut contents = Contents::default();
+        let prompts = (0..8).map(|_| contents.fresh(100)).collect();
+        Self { contents, prompts }
+    }
+
+    fn generation(&mut self) -> Vec<Held> {
         let one = |worker: u32| {
-            let mut blocks = prompts[worker as usize % 8].clone();
-            blocks.extend(contents.fresh(100));
+            let mut blocks = self.prompts[worker as usize % 8].clone();
+            blocks.extend(self.contents.fresh(100));
             Held { worker, blocks, known: 100 }
         };
         (0..WORKERS).map(one).collect()
-    };
-    let peer = Peer::new()?;
-    let mut past = generation();
-    past.iter_mut().for_each(|held| held.known = 0);
+    }
+
+    /// The first generation, prompts included.
+    fn start(&mut self) -> Vec<Held> {
+        let mut first = self.generation();
+        first.iter_mut().for_each(|held| held.known = 0);
+        first
+    }
+}
+
+fn churn(table: &mut Table) -> anyhow::Result<()> {
+    // The same work takes the same time but for what else the machine does, so
+    // the shortest of several passes is what an event costs.
+    let mut costs: Vec<Duration> = Vec::new();
+    let mut ratio = 0.0;
+    for _ in 0..PASSES {
+        let (pass, bytes) = churn_ours();
+        costs =
+            if costs.is_empty() { pass } else { costs.iter().zip(pass).map(|(a, b)| *a.min(&b)).collect() };
+        ratio = bytes;
+    }
+    let worst = costs.into_iter().max().unwrap_or_default();
+    let theirs = churn_theirs()?;
+    eprintln!("theirs: {theirs:.1} times what it held at first, before its sweep every 5 minutes");
+    table.limit("churn: peak over steady", "bytes over bytes", ratio, Some(theirs), 1.2);
+    table.limit("churn: longest apply", "ms", worst.as_secs_f64() * 1000.0, None, 5.0);
+    Ok(())
+}
+
+/// The time of every single apply, and the peak of live bytes over their
+/// highest in the first generations.
+fn churn_ours() -> (Vec<Duration>, f64) {
+    let mut churn = Churn::new();
+    let mut past = churn.start();
     let before = live_bytes();
     let index = ours::empty();
     past.iter().for_each(|held| ours::apply(&index, ours::stores(held, EVENT)));
-    let mut ours_bytes = live_bytes() as isize - before as isize;
-    past.iter().try_for_each(|held| peer.apply(theirs::stores(held, EVENT)))?;
+    let mut bytes = live_bytes() as isize - before as isize;
     past.iter_mut().for_each(|held| held.known = 100);
-    let (mut steady, mut peak, mut worst) = (0, 0, Duration::ZERO);
-    let mut theirs_bytes = 0isize;
+    let (mut steady, mut peak, mut costs) = (0, 0, Vec::new());
     for number in 0..GENERATIONS {
-        let next = generation();
+        let next = churn.generation();
         for (new, old) in next.iter().zip(&past) {
-            for event in [ours::stores(new, EVENT), ours::removals(old, EVENT)].concat() {
+            for (slot, delta) in [ours::stores(new, EVENT), ours::removals(old, EVENT)].concat() {
                 let before = live_bytes();
                 let start = Instant::now();
-                index.apply(event.0, &event.1);
-                worst = worst.max(start.elapsed());
-                ours_bytes += live_bytes() as isize - before as isize;
-            }
-            if number < 200 {
-                let before = live_bytes();
-                peer.apply([theirs::stores(new, EVENT), theirs::removals(old, EVENT)].concat())?;
-                theirs_bytes += live_bytes() as isize - before as isize;
+                index.apply(slot, &delta);
+                costs.push(start.elapsed());
+                bytes += live_bytes() as isize - before as isize;
+                costs.reserve(1);
             }
         }
-        match number {
-            0..20 => steady = steady.max(ours_bytes),
-            _ => peak = peak.max(ours_bytes),
+        let highest = if number < 20 { &mut steady } else { &mut peak };
+        *highest = bytes.max(*highest);
+        past = next;
+    }
+    (costs, peak as f64 / steady as f64)
+}
+
+/// Live bytes after the churn over those before.
+fn churn_theirs() -> anyhow::Result<f64> {
+    let mut churn = Churn::new();
+    let mut past = churn.start();
+    let before = live_bytes();
+    let peer = Peer::new()?;
+    past.iter().try_for_each(|held| peer.apply(theirs::stores(held, EVENT)))?;
+    past.iter_mut().for_each(|held| held.known = 100);
+    let first = live_bytes() as isize - before as isize;
+    let mut bytes = first;
+    for _ in 0..GENERATIONS {
+        let next = churn.generation();
+        for (new, old) in next.iter().zip(&past) {
+            let before = live_bytes();
+            peer.apply([theirs::stores(new, EVENT), theirs::removals(old, EVENT)].concat())?;
+            bytes += live_bytes() as isize - before as isize;
         }
         past = next;
     }
-    let megabytes = theirs_bytes as f64 / 1e6;
-    eprintln!("theirs holds {megabytes:.1} MB more after 200 generations of churn (swept every 5 minutes)");
-    table.limit("churn: peak over steady", "bytes over bytes", peak as f64 / steady as f64, None, 1.2);
-    table.limit("churn: longest apply", "ms", worst.as_secs_f64() * 1000.0, None, 5.0);
-    Ok(())
+    Ok(bytes as f64 / first as f64)
 }

@@ -102,7 +102,7 @@ impl Row {
     }
 
     fn text(&self) -> String {
-        let theirs = self.theirs.map_or_else(|| "-".to_owned(), |theirs| format!("{theirs:.1}"));
+        let theirs = self.theirs.map_or_else(|| "-".to_owned(), digits);
         let verdict = match self.verdict {
             Verdict::Ratio { mean, low, high, bar } => format!("{mean:6.2} ({low:.2} to {high:.2}), {bar}"),
             Verdict::Limit(limit) => format!("at most {limit}"),
@@ -112,7 +112,13 @@ impl Row {
             (false, true) => "MISSED",
             (false, false) => "below, not gated",
         };
-        format!("{:44} {:10.1} {:>10}  {:18} {verdict}  {mark}", self.name, self.ours, theirs, self.unit)
+        format!(
+            "{:44} {:>10} {:>10}  {:18} {verdict}  {mark}",
+            self.name,
+            digits(self.ours),
+            theirs,
+            self.unit
+        )
     }
 
     fn json(&self) -> Value {
@@ -127,6 +133,11 @@ impl Row {
             "verdict": verdict, "gated": self.is_gated(), "passes": self.passes(),
         })
     }
+}
+
+/// Three significant digits at least.
+fn digits(value: f64) -> String {
+    if value < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
 /// Mean and half width of the 95 % interval. Student's t, by its expansion in

@@ -69,13 +69,12 @@ const XXH3_PRIME_MX1: u64 = 0x1656_6791_9e37_79f9;
 /// Its time is that of what each block waits for: one multiplication and the
 /// final mix of the block before. Everything else overlaps with that.
 fn chain_of_16(root: BlockHash, blocks: &[[u32; 16]]) -> Vec<BlockHash> {
-    // Kept apart, so that the secret goes onto one of them while the other is
-    // still being shifted.
-    let (mut left, mut right) = (root.0, 0);
+    // A hash before XXH3's last step, `x ^ x >> 32`, which undoes itself. The
+    // secret goes onto one half of that step while the other is being shifted.
+    let mut last = root.0 ^ root.0 >> 32;
     let follow = |block: &[u32; 16]| {
-        let mixed = mix_of_16((left ^ SECRET[0]) ^ right, block);
-        (left, right) = (mixed, mixed >> 32);
-        BlockHash(left ^ right)
+        last = mix_of_16((last ^ SECRET[0]) ^ last >> 32, block);
+        BlockHash(last ^ last >> 32)
     };
     blocks.iter().map(follow).collect()
 }
@@ -94,7 +93,9 @@ fn mix_of_16(masked_parent: u64, tokens: &[u32; 16]) -> u64 {
         .wrapping_add(mix(2, 4))
         .wrapping_add(mix(5, 6))
         .wrapping_add(mix(7, 2));
-    let sum = rest.wrapping_add(fold(masked_parent, word(0) ^ SECRET[1]));
+    // Hidden from the optimiser, which would otherwise add up the parent's part
+    // first and make the next block wait for all these sums.
+    let sum = std::hint::black_box(rest).wrapping_add(fold(masked_parent, word(0) ^ SECRET[1]));
     (sum ^ sum >> 37).wrapping_mul(XXH3_PRIME_MX1)
 }
 

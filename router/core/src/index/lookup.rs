@@ -6,7 +6,7 @@
 //! next block, so its cost is that of the longest hit, not of the prompt.
 
 use super::Hit;
-use super::owners::Span;
+use super::owners::{Side, Span};
 use super::places::Place;
 use super::runs::Run;
 use super::spaces::Space;
@@ -40,16 +40,18 @@ pub(super) fn hits(state: &State, space: Space, chain: &[BlockHash], out: &mut V
 
 /// The hits in the chain's first run, and the largest.
 fn begin(run: &Run, views: &Views, window: Span, out: &mut Vec<Hit>) -> usize {
-    out.reserve(run.owners.lane_count());
-    let mut most = 0;
-    run.owners.leading(&window, |side, tiers| {
-        let hit = Hit { slot: side.slot(), tiers };
-        if hit.total() > 0 && views.is_seen(side) {
-            most = most.max(hit.total());
-            out.push(hit);
-        }
-    });
-    most as usize
+    let hit = |side: Side, tiers| Hit {
+        slot: side.slot(),
+        tiers: if views.is_seen(side) { tiers } else { [0; 3] },
+    };
+    // Twice as fast as the general way, and nearly all runs are like that.
+    if let Some(sides) = run.owners.leading_in_device(window.clone()) {
+        out.extend(sides.map(|(side, held)| hit(side, [held, 0, 0])));
+    } else {
+        run.owners.leading(&window, |side, tiers| out.push(hit(side, tiers)));
+    }
+    out.retain(|hit| hit.total() > 0);
+    out.iter().map(|hit| hit.total()).max().unwrap_or(0) as usize
 }
 
 /// Adds what targets that hold all of the chain up to `at` hold in a further

@@ -116,26 +116,32 @@ impl Owners {
         self.entries.iter().map(|entry| entry.lane)
     }
 
+    /// [`Owners::leading`] where it is simple: nobody has holes, and everything
+    /// is in the fastest tier, so that each lane is a side. `None` elsewhere.
+    pub(super) fn leading_in_device(
+        &self,
+        window: Span,
+    ) -> Option<impl ExactSizeIterator<Item = (Side, u32)>> {
+        let tiers = self.entries.iter().fold(0, |tiers, owner| tiers | owner.lane.0 & 3);
+        let simple = self.holey.is_none() && tiers == 0;
+        let held = move |owner: &Owner| (owner.lane.side(), owner.leading(&window));
+        simple.then(|| self.entries.iter().map(held))
+    }
+
     /// Calls `each` for every side, in order, with the number of leading
     /// positions of `window` that it holds without a gap, by their fastest tier;
     /// all zero for a side that does not hold the first.
     pub(super) fn leading(&self, window: &Span, mut each: impl FnMut(Side, [u32; 3])) {
-        let mut rest = self.entries.as_slice();
-        while let Some((first, others)) = rest.split_first() {
-            let side = first.lane.side();
-            // Hot: most sides have one lane, and it has no holes.
-            if first.end != HOLEY && others.first().is_none_or(|next| next.lane.side() != side) {
-                rest = others;
-                let end = if first.start <= window.start { first.end.min(window.end) } else { 0 };
-                let mut tiers = [0; 3];
-                tiers[first.lane.tier()] = end.saturating_sub(window.start).into();
-                each(side, tiers);
-            } else {
-                let lanes = rest.iter().take_while(|owner| owner.lane.side() == side).count();
-                let (lanes, behind) = rest.split_at(lanes);
-                rest = behind;
-                each(side, self.tally(lanes, window));
-            }
+        for lanes in self.entries.chunk_by(|a, b| a.lane.side() == b.lane.side()) {
+            let tiers = match lanes {
+                [owner] if owner.end != HOLEY => {
+                    let mut tiers = [0; 3];
+                    tiers[owner.lane.tier()] = owner.leading(window);
+                    tiers
+                }
+                _ => self.tally(lanes, window),
+            };
+            each(lanes[0].lane.side(), tiers);
         }
     }
 
@@ -346,6 +352,14 @@ impl Owners {
 struct Change {
     held: bool,
     at: u16,
+}
+
+impl Owner {
+    /// Leading positions of `window` in its span.
+    fn leading(&self, window: &Span) -> u32 {
+        let end = if self.start <= window.start { self.end.min(window.end) } else { 0 };
+        end.saturating_sub(window.start).into()
+    }
 }
 
 fn start_of_bits(words: &[u64]) -> u16 {
