@@ -40,6 +40,11 @@ engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares
 bench: ## Runs the benchmarks.
 	cargo bench --workspace
 
+.PHONY: peers
+peers: ## Compares the index with dynamo-kv-router in one run: a table of ratios, and out/peers/*.json.
+	cargo test --release --manifest-path tests/peers/Cargo.toml --locked
+	cargo run --release --manifest-path tests/peers/Cargo.toml --locked
+
 .PHONY: fixtures
 fixtures: ## Makes the tokenizer fixture and its expected renderings anew (needs PyPI).
 	python3 tests/fixtures/tokenizer/make.py

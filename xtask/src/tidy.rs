@@ -67,6 +67,8 @@ const CRATE_ARROWS: &[(&str, &[&str])] = &[
         "kvrouter-e2e",
         &["kvrouter-core", "kvrouter-crds", "kvrouter-router", "kvrouter-operator", "engine-sim"],
     ),
+    // A workspace of its own beside this one.
+    ("kvrouter-peers", &["kvrouter-core"]),
     ("xtask", &[]),
 ];
 

@@ -12,7 +12,7 @@ mod exact;
 mod lookup;
 mod memory;
 mod ours;
-#[path = "../../../router/core/benches/shapes.rs"]
+#[path = "../../../router/core/benches/shapes/mod.rs"]
 mod shapes;
 mod table;
 mod theirs;

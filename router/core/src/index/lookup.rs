@@ -40,9 +40,13 @@ pub(super) fn hits(state: &State, space: Space, chain: &[BlockHash], out: &mut V
 
 /// The hits in the chain's first run, and the largest.
 fn begin(run: &Run, views: &Views, window: Span, out: &mut Vec<Hit>) -> usize {
-    let hit = |side: Side, tiers| Hit {
-        slot: side.slot(),
-        tiers: if views.is_seen(side) { tiers } else { [0; 3] },
+    let (mut most, mut nothing) = (0, false);
+    let mut hit = |side: Side, tiers: [u32; 3]| {
+        let tiers = if views.is_seen(side) { tiers } else { [0; 3] };
+        let hit = Hit { slot: side.slot(), tiers };
+        most = most.max(hit.total());
+        nothing |= hit.total() == 0;
+        hit
     };
     // Twice as fast as the general way, and nearly all runs are like that.
     if let Some(sides) = run.owners.leading_in_device(window.clone()) {
@@ -50,8 +54,10 @@ fn begin(run: &Run, views: &Views, window: Span, out: &mut Vec<Hit>) -> usize {
     } else {
         run.owners.leading(&window, |side, tiers| out.push(hit(side, tiers)));
     }
-    out.retain(|hit| hit.total() > 0);
-    out.iter().map(|hit| hit.total()).max().unwrap_or(0) as usize
+    if nothing {
+        out.retain(|hit| hit.total() > 0);
+    }
+    most as usize
 }
 
 /// Adds what targets that hold all of the chain up to `at` hold in a further

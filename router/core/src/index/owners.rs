@@ -101,6 +101,7 @@ pub(super) fn words_of(span: &Span) -> Range<u16> {
 
 impl Owners {
     /// Lanes, at least as many as sides.
+    #[cfg(test)]
     pub(super) fn lane_count(&self) -> usize {
         self.entries.len()
     }
