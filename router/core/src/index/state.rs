@@ -10,6 +10,8 @@
 //! One call handles at most a section's worth of blocks (see `super`), so that
 //! whoever holds the lock around it lets go after some microseconds.
 
+use smallvec::SmallVec;
+
 use super::owners::{Lane, Side, Span, word_of, words_of};
 use super::places::{MAX_RUN, MAX_RUNS, Mixed, Place, Places};
 use super::runs::{CHUNK, Run, Runs};
@@ -201,13 +203,17 @@ impl State {
             let held = run.owners.held_by(lane, word) & word_of(span, word);
             gone += (held & !run.owners.held_by_siblings(lane, word)).count_ones();
             let mut dead = run.owners.held_by_nobody_else(lane, word, held);
-            buried |= dead != 0;
+            if dead == 0 {
+                continue;
+            }
+            let mut blocks = SmallVec::<[_; 64]>::new();
             while dead != 0 {
                 let position = word * 64 + dead.trailing_zeros() as u16;
-                let mixed = Mixed::new(space.salt, run.bury(position));
-                self.places.remove(mixed, Place { run: number, position });
+                blocks.push((Mixed::new(space.salt, run.bury(position)), Place { run: number, position }));
                 dead &= dead - 1;
             }
+            self.places.remove(&blocks);
+            buried = true;
         }
         run.owners.remove(lane, span);
         self.views.remove_blocks(lane.side(), gone);
