@@ -466,7 +466,7 @@ fn read_along(
     let mut at = 0;
     start.wait();
     while !done.load(Ordering::Acquire) {
-        let hits = hits(&index, space(0), chain);
+        let hits = hits(index, space(0), chain);
         let found = states[at..].iter().position(|state| *state == hits);
         at += found.unwrap_or_else(|| panic!("after step {at}: no later step explains {hits:?}"));
     }
