@@ -21,6 +21,7 @@ pub mod kv_aware;
 pub mod leases;
 pub mod least_load;
 pub mod prefill_speed;
+pub mod prefixes;
 pub mod round_robin;
 pub mod sessions;
 pub mod shadow;

@@ -401,7 +401,7 @@ fn a_session_follows_its_first_target_until_that_fails_leaves_or_is_full() {
     let account = prospects.iter().find(|prospect| prospect.target == bound).expect("known");
     let _queue = account.account.book(
         NamespaceId(9),
-        Arc::from([]),
+        &Arc::from([]),
         request(&blocks, "q").size,
         Tokens(1),
         Tokens(990),
