@@ -284,8 +284,11 @@ mod tests {
         ]
     }
 
+    /// A booked prompt and the kinds that it still counts as.
+    type Booked = (NamespaceId, Arc<[BlockHash]>, End, [bool; 2]);
+
     /// The oracle: the union of the prompts of one kind, as a set of blocks.
-    fn union(live: &[(NamespaceId, Arc<[BlockHash]>, End, [bool; 2])], kind: usize) -> BTreeSet<(u128, u64)> {
+    fn union(live: &[Booked], kind: usize) -> BTreeSet<(u128, u64)> {
         let counted = live.iter().filter(|(.., kinds)| kinds[kind]);
         counted.flat_map(|(space, blocks, ..)| blocks.iter().map(|block| (space.0, block.0))).collect()
     }
@@ -296,7 +299,7 @@ mod tests {
             actions in prop::collection::vec(action(), 1..60), query in prop::collection::vec(0u32..2, 0..12)
         ) {
             let mut prefixes = Prefixes::default();
-            let mut live: Vec<(NamespaceId, Arc<[BlockHash]>, End, [bool; 2])> = Vec::new();
+            let mut live: Vec<Booked> = Vec::new();
             let query = prompt(&query);
             for action in actions {
                 match action {
