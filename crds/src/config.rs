@@ -360,7 +360,10 @@ pub struct Limits {
     pub first_byte_timeout_seconds: u64,
     /// How long a request waits while no worker is ready.
     pub no_worker_wait_seconds: u64,
-    /// How long open answers may go on after SIGTERM.
+    /// How long requests are still taken after SIGTERM, so that everybody can
+    /// notice that the router is not ready any more.
+    pub drain_delay_seconds: u64,
+    /// How long open answers may go on after that.
     pub drain_timeout_seconds: u64,
     /// Receipts kept in memory.
     pub receipts: u64,
@@ -373,6 +376,7 @@ impl Default for Limits {
             connect_timeout_seconds: 3,
             first_byte_timeout_seconds: 600,
             no_worker_wait_seconds: 5,
+            drain_delay_seconds: 5,
             drain_timeout_seconds: 120,
             receipts: 4096,
         }

@@ -91,13 +91,11 @@ pub struct BridgeFlags {
     /// The engine's `host:port`, as routers know the worker.
     #[arg(long, env = "KVROUTER_WORKER")]
     pub worker: String,
-    /// UID of the pod; outside Kubernetes the worker's name stands for it.
-    #[arg(long, env = "KVROUTER_POD_UID")]
-    pub pod_uid: Option<String>,
     /// The engine's publisher; rank r is at port + r.
     #[arg(long, env = "KVROUTER_KV_EVENTS", default_value = "tcp://127.0.0.1:5557")]
     pub kv_events: Endpoint,
-    /// The engine's replay socket; rank r is at port + r. Empty: none.
+    /// The engine's replay socket; rank r is at port + r. Absent: lost messages
+    /// cannot be repaired.
     #[arg(long, env = "KVROUTER_KV_REPLAY")]
     pub kv_replay: Option<Endpoint>,
     /// Data-parallel ranks of the engine.
@@ -183,8 +181,12 @@ pub struct ServeConfig {
     pub file: RouterConfig,
     /// Tokens per block.
     pub size: BlockSize,
-    /// First values of the live settings.
+    /// Settings in force at start.
     pub live: Live,
+    /// The same without the live file: what a value that leaves it goes back to.
+    pub base: Live,
+    /// The policy and weights that flags and variables set: they beat both files.
+    pub flags: ServeFlags,
     /// The file that may change them.
     pub live_path: Option<PathBuf>,
     /// Secret that keys all block hashes; empty without one.
@@ -262,16 +264,22 @@ impl ServeConfig {
         let size = BlockSize::new(file.block_size).ok_or_else(|| {
             Complaint { field: "blockSize".into(), message: "must be at least 1".into() }.at(path, &text)
         })?;
-        let mut live = Live::of(&file);
-        if let Some(live_path) = &flags.live_config {
-            live = live.updated(live_path)?;
-        }
+        let base = Live::of(&file);
+        let live = match &flags.live_config {
+            Some(path) => base.updated(path, flags)?,
+            None => base,
+        };
         let identity_seed = match &file.identity_seed_file {
             Some(path) => read_secret(path)?.into_bytes(),
             None => Vec::new(),
         };
         let admin_token = file.admin_token_file.as_deref().map(read_secret).transpose()?;
-        Ok(Self { size, live, live_path: flags.live_config.clone(), identity_seed, admin_token, file })
+        if admin_token.as_deref() == Some("") {
+            let message = "names an empty file; put a token in it".to_owned();
+            return Err(Complaint { field: "adminTokenFile".into(), message }.at(path, &text));
+        }
+        let (live_path, flags) = (flags.live_config.clone(), flags.clone());
+        Ok(Self { size, live, base, flags, live_path, identity_seed, admin_token, file })
     }
 }
 
@@ -291,10 +299,19 @@ impl Live {
         })
     }
 
-    /// These settings with what the live file at `path` changes.
-    pub fn updated(self, path: &Path) -> Result<Self, ConfigError> {
+    /// These settings with what the live file at `path` changes, where `flags` do
+    /// not say otherwise.
+    pub fn updated(self, path: &Path, flags: &ServeFlags) -> Result<Self, ConfigError> {
         let text = read(path)?;
-        let live: LiveSettings = parse(path, &text)?;
+        let mut live: LiveSettings = parse(path, &text)?;
+        if flags.router_policy.is_some() {
+            live.policy = None;
+        }
+        if let Some(weights) = &mut live.overlap_weights {
+            weights.default = flags.kv_overlap_weight.unwrap_or(weights.default);
+            weights.prefill = flags.kv_prefill_overlap_weight.or(weights.prefill);
+            weights.decode = flags.kv_decode_overlap_weight.or(weights.decode);
+        }
         check_live(&live, self.settings.policy).map_err(|complaint| complaint.at(path, &text))?;
         Ok(self.with(&live))
     }
@@ -496,11 +513,22 @@ pub fn worker_id(url: &str) -> Result<String, String> {
     if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
         return Err(format!("must have no path and no query; {hint}"));
     }
-    let host = uri.host().ok_or_else(|| format!("has no host; {hint}"))?;
-    Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80)))
+    let authority = uri.authority().ok_or_else(|| format!("has no host; {hint}"))?;
+    let (host, port) = (authority.host().to_ascii_lowercase(), authority.port_u16());
+    let spelt = authority.as_str().to_ascii_lowercase();
+    match port {
+        Some(port) if port > 0 && spelt == format!("{host}:{port}") => Ok(spelt),
+        None if spelt == host => Ok(format!("{host}:80")),
+        _ => Err(format!("must have a port of 1 to 65535 and no user; {hint}")),
+    }
 }
 
 fn check_events(events: &file::KvEvents) -> Checked {
+    for (field, port) in [("kvEvents.port", events.port), ("kvEvents.replayPort", events.replay_port)] {
+        if port == 0 {
+            return complain(field, "must be 1 to 65535");
+        }
+    }
     match (events.transport, &events.nats) {
         (EventTransport::NATS, None) => complain(
             "kvEvents.nats",
@@ -601,7 +629,8 @@ fn check_freshness(freshness: &file::Freshness) -> Checked {
     Ok(())
 }
 
-fn is_dns_label(label: &str) -> bool {
+/// Whether `label` is a DNS label.
+pub fn is_dns_label(label: &str) -> bool {
     let inner =
         |character: char| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '-';
     (1..=63).contains(&label.len())
@@ -610,7 +639,8 @@ fn is_dns_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
-fn is_subject_prefix(prefix: &str) -> bool {
+/// Whether `prefix` can be the first token of a subject.
+pub fn is_subject_prefix(prefix: &str) -> bool {
     let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_');
     (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed)
 }
@@ -731,6 +761,18 @@ kvEvents:
             "url: https://127",
             "10: discovery.workers[1].url: must be plain http",
         );
+        check(
+            "no such port",
+            "127.0.0.1:8002",
+            "127.0.0.1:99999",
+            "10: discovery.workers[1].url: must have a port",
+        );
+        check(
+            "a user",
+            "http://127.0.0.1:8002",
+            "http://me@127.0.0.1:8002",
+            "10: discovery.workers[1].url: must have",
+        );
         check("no ranks", "dpSize: 2", "dpSize: 0", "11: discovery.workers[1].dpSize: must be");
         check("newer file", "schemaVersion: 1", "schemaVersion: 2", "1: schemaVersion: is 2");
         check(
@@ -778,7 +820,7 @@ kvEvents:
         let path = folder.path().join("live.yaml");
         std::fs::write(&path, "schemaVersion: 1\noverlapWeights: {default: 3}\n").expect("written");
         let before = Live::of(&serde_yaml::from_str(GOOD).expect("good"));
-        let after = before.updated(&path).expect("good");
+        let after = before.updated(&path, &ServeFlags::default()).expect("good");
         assert_eq!(after.settings.overlap.default, 3.0);
         assert_eq!(after.settings.load, before.settings.load);
         assert_eq!(after.freshness, before.freshness);

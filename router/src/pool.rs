@@ -106,7 +106,8 @@ impl Pool {
     /// A pool as `config` describes it, its static workers included.
     pub fn new(config: ServeConfig) -> Result<Self, prometheus::Error> {
         let identity = Identity::new(IdentitySeed::new(&config.identity_seed));
-        let domain = Domain::new(&config.file.model.name, &config.file.model.revision, config.size);
+        let domain =
+            Domain::new(&config.file.model.name, &config.file.model.revision, config.size, &identity);
         let (prompter, tokenizer_failure) = load_prompter(&config);
         let mut index = Index::default();
         let fleet = Fleet::of_static(&config.file, &mut index);
@@ -171,6 +172,8 @@ impl Pool {
             Change::Reset => {
                 index.apply(target.slot, &Delta::Cleared);
                 trust.reset();
+                target.account.engine_restarted();
+                self.history.lock().remove_target(target.slot);
             }
             Change::Replaced { epoch, seq, deltas, status, page } => {
                 index.replace(target.slot, &deltas);
@@ -180,6 +183,9 @@ impl Pool {
             }
             Change::Continued { epoch, seq, deltas, status, page } => {
                 deltas.iter().for_each(|delta| index.apply(target.slot, delta));
+                if !deltas.is_empty() {
+                    target.account.events_arrived();
+                }
                 trust.heard(now, epoch, seq, status);
                 target.note(status, page);
             }

@@ -161,7 +161,9 @@ const MAX_RING_BYTES: usize = 64 << 20;
 /// The latest receipts. Filed when decided, completed when answered.
 #[derive(Debug)]
 pub struct Ring {
-    receipts: VecDeque<Receipt>,
+    /// Shared with those who read them, so that nobody serialises under the
+    /// ring's lock.
+    receipts: VecDeque<Arc<Receipt>>,
     capacity: usize,
     bytes: usize,
     /// Number of the oldest receipt held.
@@ -181,7 +183,7 @@ impl Ring {
     /// Files a receipt; the oldest makes room.
     pub fn file(&mut self, receipt: Receipt) -> ReceiptNumber {
         self.bytes += receipt.bytes();
-        self.receipts.push_back(receipt);
+        self.receipts.push_back(Arc::new(receipt));
         while self.receipts.len() > self.capacity || (self.bytes > MAX_RING_BYTES && self.receipts.len() > 1)
         {
             self.bytes -= self.receipts.pop_front().map_or(0, |oldest| oldest.bytes());
@@ -190,17 +192,19 @@ impl Ring {
         ReceiptNumber(self.first + self.receipts.len() as u64 - 1)
     }
 
-    /// Joins what became of it. A receipt that left the ring is not missed.
+    /// Joins what became of it. A receipt that left the ring is not missed; one
+    /// that is being read is copied first.
     pub fn join(&mut self, number: ReceiptNumber, result: ResultRecord) {
         let position = number.0.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
         if let Some(receipt) = position.and_then(|at| self.receipts.get_mut(at)) {
-            receipt.result = Some(result);
+            Arc::make_mut(receipt).result = Some(result);
         }
     }
 
-    /// The newest `limit` receipts that `wanted` accepts, newest first.
-    pub fn latest(&self, limit: usize, wanted: impl Fn(&Receipt) -> bool) -> Vec<&Receipt> {
-        self.receipts.iter().rev().filter(|receipt| wanted(receipt)).take(limit).collect()
+    /// The newest `limit` receipts that `wanted` accepts, newest first, as they
+    /// are now: a result that is joined later does not show in them.
+    pub fn latest(&self, limit: usize, wanted: impl Fn(&Receipt) -> bool) -> Vec<Arc<Receipt>> {
+        self.receipts.iter().rev().filter(|receipt| wanted(receipt)).take(limit).cloned().collect()
     }
 
     /// Receipts ever filed.
@@ -292,6 +296,17 @@ mod tests {
         let held: Vec<_> = ring.latest(9, |receipt| receipt.result.is_some());
         assert_eq!(held.iter().map(|receipt| &*receipt.request_id).collect::<Vec<_>>(), ["c", "b"]);
         assert_eq!(ring.filed(), 3);
+    }
+
+    #[test]
+    fn a_receipt_that_is_being_read_does_not_change_under_its_reader() {
+        let mut ring = Ring::new(1);
+        let number = ring.file(receipt("a"));
+        let read = ring.latest(1, |_| true);
+        ring.join(number, ResultRecord { status: 200, ..Default::default() });
+        assert_eq!(read[0].result, None);
+        let joined = ring.latest(1, |_| true)[0].result.as_ref().map(|result| result.status);
+        assert_eq!(joined, Some(200));
     }
 
     #[test]

@@ -68,6 +68,22 @@ impl InFlight {
         }
     }
 
+    /// Events have spoken: prefills that are done count by what events say.
+    pub fn confirmed(&mut self, prefixes: &mut Prefixes) {
+        for (_, ticket) in std::mem::take(&mut self.done) {
+            self.cancel(ticket, prefixes);
+        }
+    }
+
+    /// The engine lives anew: nothing that was sent to it will be cached.
+    pub fn forget(&mut self, prefixes: &mut Prefixes) {
+        self.done.clear();
+        self.until.clear();
+        for (_, end) in self.bookings.drain() {
+            prefixes.remove(end, Kind::Predicted);
+        }
+    }
+
     /// Forgets what ran out before `now`.
     pub fn expire(&mut self, now: Tick, prefixes: &mut Prefixes) {
         while let Some((until, ticket)) = self.done.first().copied() {
@@ -107,6 +123,13 @@ mod tests {
         assert_eq!(predicted(&prefixes), 4, "events have their time");
         set.expire(Tick(2_101), &mut prefixes);
         assert_eq!(predicted(&prefixes), 0, "and no more");
+        let confirmed = set.book(prefixes.insert(SPACE, &blocks(0..5)));
+        let waiting = set.book(prefixes.insert(SPACE, &blocks(0..2)));
+        set.prefilled(Tick(9_000), confirmed);
+        set.confirmed(&mut prefixes);
+        assert_eq!(predicted(&prefixes), 2, "events decide about what is prefilled, not about what waits");
+        set.forget(&mut prefixes);
+        set.release(waiting, &mut prefixes);
         let cancelled = set.book(prefixes.insert(SPACE, &blocks(0..2)));
         set.release(cancelled, &mut prefixes);
         assert_eq!(

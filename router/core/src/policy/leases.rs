@@ -275,8 +275,10 @@ impl Prospect {
         let books = &mut *self.account.books.lock();
         // Blocks that are held or will be; chained hashes make them a prefix.
         let mut expected = self.hits.total();
-        if settings.in_flight_credit == Switch::Enabled {
-            books.in_flight.expire(now, &mut books.prompts);
+        books.in_flight.expire(now, &mut books.prompts);
+        // A target whose view may not be credited is judged by routing history,
+        // which knows the same prompts.
+        if settings.in_flight_credit == Switch::Enabled && self.trust.credited {
             let in_flight = books.prompts.shared(namespace, request.blocks, Kind::Predicted);
             expected = expected.max(in_flight.min(self.usable));
         }
@@ -327,6 +329,20 @@ impl Account {
             ticket,
             session: None,
         }
+    }
+
+    /// Events of the target arrived: prefills that are done count by what the
+    /// view says from now on.
+    pub fn events_arrived(&self) {
+        let books = &mut *self.books.lock();
+        books.in_flight.confirmed(&mut books.prompts);
+    }
+
+    /// The engine lives anew: nothing is predicted, no picture was seen.
+    pub fn engine_restarted(&self) {
+        let books = &mut *self.books.lock();
+        books.in_flight.forget(&mut books.prompts);
+        books.images = ImageMemory::default();
     }
 
     /// What is booked now.
