@@ -193,7 +193,10 @@ fn stream(
     tokio::spawn(async move {
         let _running = running;
         let mut answering = Answering::new(output);
-        let mut chunks = answering.opening_chunks();
+        // Engines open a stream when its first token exists, not before: the first byte of the
+        // body tells that prefill is over.
+        let mut opening = answering.opening_chunks();
+        let mut chunks = Vec::new();
         let mut sent = 0;
         loop {
             for chunk in chunks {
@@ -217,7 +220,8 @@ fn stream(
                 let _ = sender.send(Err(Died)).await;
                 return;
             };
-            chunks = answering.advance_chunks(token);
+            chunks = std::mem::take(&mut opening);
+            chunks.extend(answering.advance_chunks(token));
         }
     });
     let body = futures::stream::unfold(receiver, |mut receiver| async {
