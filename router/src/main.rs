@@ -1,2 +1,64 @@
-//! The `kv-router` program.
-fn main() {}
+//! The `kv-router` program: reads settings, serves, drains.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use kvrouter_router::config::{Cli, Command, ServeConfig};
+use tracing_subscriber::EnvFilter;
+
+/// Exit code for settings that cannot be used.
+const BAD_SETTINGS: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.command {
+        Command::Serve(flags) => {
+            init_logs(flags.log_json);
+            match ServeConfig::load(&flags) {
+                Ok(config) => run(kvrouter_router::serve::run(config)),
+                Err(error) => {
+                    eprintln!("kv-router: {error}");
+                    ExitCode::from(BAD_SETTINGS)
+                }
+            }
+        }
+        Command::Bridge(flags) => {
+            init_logs(flags.log_json);
+            match kvrouter_router::feed::bridge::Settings::of(&flags) {
+                Ok(settings) => run(kvrouter_router::feed::bridge::run(settings)),
+                Err(error) => {
+                    eprintln!("kv-router: {error}");
+                    ExitCode::from(BAD_SETTINGS)
+                }
+            }
+        }
+    }
+}
+
+fn run(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("kv-router: failed to start the runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(work) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kv-router: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Logs go to stderr; `RUST_LOG` chooses, `info` by default.
+fn init_logs(json: bool) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if json {
+        logs.json().flatten_event(true).init();
+    } else {
+        logs.with_ansi(false).init();
+    }
+}

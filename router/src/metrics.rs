@@ -80,20 +80,46 @@ impl Metrics {
             Ok::<_, prometheus::Error>(histogram)
         };
         Ok(Self {
-            requests: counters("requests_total", "Requests by endpoint and final status class.", &["endpoint", "status"])?,
-            picks: counters("picks_total", "Picks by policy, role and outcome.", &["policy", "role", "outcome"])?,
+            requests: counters(
+                "requests_total",
+                "Requests by endpoint and final status class.",
+                &["endpoint", "status"],
+            )?,
+            picks: counters(
+                "picks_total",
+                "Picks by policy, role and outcome.",
+                &["policy", "role", "outcome"],
+            )?,
             prompt_blocks: counter("prompt_blocks_total", "Full blocks of all prompts picked for.")?,
-            hit_blocks: counters("hit_blocks_total", "Blocks predicted as hits, by evidence.", &["evidence"])?,
-            engine_prompt_tokens: counter("engine_prompt_tokens_total", "Prompt tokens as engines counted them.")?,
-            engine_cached_tokens: counter("engine_cached_tokens_total", "Cached prompt tokens as engines reported them.")?,
+            hit_blocks: counters(
+                "hit_blocks_total",
+                "Blocks predicted as hits, by evidence.",
+                &["evidence"],
+            )?,
+            engine_prompt_tokens: counter(
+                "engine_prompt_tokens_total",
+                "Prompt tokens as engines counted them.",
+            )?,
+            engine_cached_tokens: counter(
+                "engine_cached_tokens_total",
+                "Cached prompt tokens as engines reported them.",
+            )?,
             tokenisations: counter("tokenisations_total", "Prompts rendered and tokenised.")?,
             refusals: counters("prompt_refusals_total", "Prompts not turned into token ids.", &["reason"])?,
             failures: counters("attempt_failures_total", "Attempts that failed, by reason.", &["reason"])?,
             events: counters("event_messages_total", "Event messages, by what became of them.", &["result"])?,
             resyncs: counters("view_resyncs_total", "Views fetched anew, by reason.", &["reason"])?,
-            decision_seconds: histogram("decision_seconds", "From the body's last byte to the pick.", 0.00005)?,
+            decision_seconds: histogram(
+                "decision_seconds",
+                "From the body's last byte to the pick.",
+                0.00005,
+            )?,
             prompt_seconds: histogram("prompt_seconds", "To render and tokenise.", 0.00005)?,
-            first_byte_seconds: histogram("first_byte_seconds", "From forwarding to the answer's first byte.", 0.005)?,
+            first_byte_seconds: histogram(
+                "first_byte_seconds",
+                "From forwarding to the answer's first byte.",
+                0.005,
+            )?,
             gauges: Gauges::new(&registry)?,
             registry,
         })
@@ -118,11 +144,19 @@ impl Gauges {
         Ok(Self {
             in_flight: gauges("target_requests", "Leases in flight.", &["target"])?,
             active_blocks: gauges("target_active_blocks", "Distinct blocks in flight.", &["target"])?,
-            queued_tokens: gauges("target_queued_tokens", "Uncached tokens that wait for a first byte.", &["target"])?,
+            queued_tokens: gauges(
+                "target_queued_tokens",
+                "Uncached tokens that wait for a first byte.",
+                &["target"],
+            )?,
             booked: gauges("leases_booked", "Leases ever booked.", &["target"])?,
             released: gauges("leases_released", "Leases ever released.", &["target"])?,
             view_blocks: gauges("view_blocks", "Blocks in the view of a target.", &["target"])?,
-            trust: gauges("view_trust", "1 for the state that a view is in.", &["target", "state", "reason"])?,
+            trust: gauges(
+                "view_trust",
+                "1 for the state that a view is in.",
+                &["target", "state", "reason"],
+            )?,
             worker_ready: gauges("worker_ready", "Whether a worker may be picked.", &["worker", "reason"])?,
             pool: gauges("pool", "Sizes of the pool's tables.", &["table"])?,
         })

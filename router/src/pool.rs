@@ -96,6 +96,8 @@ pub enum Change {
         /// Tokens per page; 0 while unknown.
         page: u32,
     },
+    /// Messages are missing; a snapshot is on its way.
+    Gap,
     /// The other side speaks of another domain.
     ForeignDomain,
 }
@@ -141,7 +143,13 @@ impl Pool {
     /// The engine family whose rendering prompts follow: the configured one,
     /// else what the first worker that told says it is.
     pub fn engine(&self) -> Engine {
-        let told = || self.fleet.workers().iter().map(|worker| worker.status().engine).find(|engine| *engine != Engine::Auto);
+        let told = || {
+            self.fleet
+                .workers()
+                .iter()
+                .map(|worker| worker.status().engine)
+                .find(|engine| *engine != Engine::Auto)
+        };
         match self.config.file.engine {
             Engine::Auto => told().unwrap_or(Engine::Auto),
             configured => configured,
@@ -175,6 +183,7 @@ impl Pool {
                 trust.heard(now, epoch, seq, status);
                 target.note(status, page);
             }
+            Change::Gap => trust.gap(),
             Change::ForeignDomain => {
                 index.apply(target.slot, &Delta::Cleared);
                 trust.set_domain_mismatch(true);

@@ -155,7 +155,8 @@ fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
         let account = Arc::clone(&state.account);
         Prospect { target: state.target.clone(), account, claimed, hits, evidence, trust }
     };
-    let eligible = pool.fleet.workers().iter().filter(|worker| worker.is_ready() && !excluded.contains(&worker.id));
+    let eligible =
+        pool.fleet.workers().iter().filter(|worker| worker.is_ready() && !excluded.contains(&worker.id));
     eligible.flat_map(|worker| worker.targets.iter().map(prospect)).collect()
 }
 

@@ -209,6 +209,12 @@ impl Trust {
         self.phase == Phase::Synced
     }
 
+    /// Whether waiting for a view makes sense no more: it is there, or it speaks
+    /// of something else.
+    pub fn is_settled(&self) -> bool {
+        self.has_view() || self.domain_mismatch || self.reported_page_misfit
+    }
+
     /// The life and the message that the view stands at.
     pub const fn position(&self) -> (Epoch, u64) {
         (self.epoch, self.seq)

@@ -67,6 +67,8 @@ pub enum Told {
         epoch: Epoch,
         /// Number of the last message in it.
         seq: u64,
+        /// The engine's own number and the payload digest of that message.
+        last: Option<(u64, u64)>,
     },
     /// Something about an event that a metric should count: a stable label.
     Counted(&'static str),
@@ -115,7 +117,8 @@ pub struct Stream {
     digester: Digester,
     sequence: Sequence,
     epoch: Epoch,
-    /// What was remembered and is not yet confirmed by the engine.
+    /// What was remembered and is not yet confirmed by the engine. Until it is,
+    /// nothing is told: the epoch is in doubt.
     remembered: Option<Remembered>,
     connected: bool,
     unsequenced: bool,
@@ -163,7 +166,9 @@ impl Stream {
 
     /// Reads for ever.
     pub async fn run(mut self, sink: &mut impl Sink) {
-        self.begin_epoch(sink).await;
+        if self.remembered.is_none() {
+            self.begin_epoch(sink).await;
+        }
         loop {
             match Connection::subscribe(&self.publisher, b"", Limits::default()).await {
                 Ok(connection) => {
@@ -188,16 +193,12 @@ impl Stream {
         }
     }
 
-    /// What to remember of the stream as it stands.
-    pub fn remember(&self) -> Remembered {
-        Remembered { epoch: self.epoch.0, last: self.sequence.last() }
-    }
-
     /// Follows one connection until it is lost.
     async fn follow(&mut self, mut connection: Connection, sink: &mut impl Sink) -> ZmtpError {
         tracing::info!(target: "kv_router::feed", endpoint = %self.publisher, "following events");
         self.connected = true;
         self.catch_up(sink).await;
+        self.confirm(sink).await;
         self.tell_current(sink).await;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -213,7 +214,22 @@ impl Stream {
         }
     }
 
+    /// Keeps the remembered epoch if the engine proves that it is still the one
+    /// remembered and tells everything from its beginning; else begins another,
+    /// which makes routers fetch the view anew.
+    async fn confirm(&mut self, sink: &mut impl Sink) {
+        let Some(remembered) = self.remembered.take() else { return };
+        let same = remembered.last.is_some_and(|(seq, digest)| self.sequence.has(seq, digest));
+        if !same || self.digester.quality().incomplete {
+            self.begin_epoch(sink).await;
+        }
+    }
+
     async fn show(&mut self, sink: &mut impl Sink) {
+        if self.remembered.is_some() {
+            // The epoch is in doubt: whoever asks asks again.
+            return;
+        }
         let (epoch, seq, status) = (self.epoch, self.number(), self.status());
         sink.snapshot(View { digester: &self.digester, epoch, seq, status }).await;
     }
@@ -237,7 +253,7 @@ impl Stream {
             return sink.tell(Told::Counted("bad_frames"), self.status(), self.page()).await;
         };
         match seq {
-            Some(seq) => self.numbered(Source::Live, seq, payload, sink).await,
+            Some(seq) => self.numbered(seq, payload, sink).await,
             None => {
                 self.unsequenced = true;
                 self.counted += 1;
@@ -246,12 +262,19 @@ impl Stream {
         }
     }
 
-    /// Handles a numbered message from either socket, repairing what is missing
+    /// Handles a numbered message from the publisher, repairing what is missing
     /// before it.
-    async fn numbered(&mut self, source: Source, seq: u64, payload: &[u8], sink: &mut impl Sink) {
+    async fn numbered(&mut self, seq: u64, payload: &[u8], sink: &mut impl Sink) {
         let digest = payload_digest(payload);
-        match self.sequence.observe(source, seq, digest) {
-            Step::Apply => self.apply(payload, sink).await,
+        let begins = self.sequence.last().is_none();
+        match self.sequence.observe(Source::Live, seq, digest) {
+            Step::Apply => {
+                if begins {
+                    // The engine's first message: nothing can have been missed.
+                    self.digester.reset();
+                }
+                self.apply(payload, sink).await;
+            }
             Step::Duplicate => {}
             Step::Restarted => {
                 self.restart(sink).await;
@@ -342,8 +365,14 @@ impl Stream {
                 self.digester.mark_incomplete();
                 self.sequence.skip_to(seq, digest);
                 self.apply(payload, sink).await;
-            } else if self.sequence.observe(Source::Replay, seq, digest) == Step::Apply {
-                self.apply(payload, sink).await;
+            } else {
+                match self.sequence.observe(Source::Replay, seq, digest) {
+                    Step::Apply => self.apply(payload, sink).await,
+                    Step::Duplicate => {}
+                    Step::Restarted => return Replayed::Restarted,
+                    // Replies were dropped on the way: ask again from here.
+                    Step::Repair { .. } => return Replayed::Useless,
+                }
             }
             first = false;
         }
@@ -379,8 +408,10 @@ impl Stream {
         if deltas.first() == Some(&Delta::Cleared) {
             self.gap = None;
         }
-        let told = Told::Changed { epoch: self.epoch, seq: self.number(), deltas };
-        sink.tell(told, self.status(), self.page()).await;
+        if self.remembered.is_none() {
+            let told = Told::Changed { epoch: self.epoch, seq: self.number(), deltas };
+            sink.tell(told, self.status(), self.page()).await;
+        }
     }
 
     /// The engine lives anew.
@@ -414,8 +445,10 @@ impl Stream {
     }
 
     async fn tell_current(&mut self, sink: &mut impl Sink) {
-        let told = Told::Current { epoch: self.epoch, seq: self.number() };
-        sink.tell(told, self.status(), self.page()).await;
+        if self.remembered.is_none() {
+            let told = Told::Current { epoch: self.epoch, seq: self.number(), last: self.sequence.last() };
+            sink.tell(told, self.status(), self.page()).await;
+        }
     }
 
     /// Numbers count from 1, so that 0 is "before the first".

@@ -52,7 +52,7 @@ impl Sink for Direct {
                 self.pool.metrics.events.with_label_values(&["applied"]).inc();
                 self.continued(epoch, seq, deltas, status, page);
             }
-            Told::Current { epoch, seq } => {
+            Told::Current { epoch, seq, .. } => {
                 if !self.synced && !status.disconnected {
                     self.synced = true;
                     self.pool.mark_synced(&self.target, epoch, seq, status);

@@ -215,13 +215,7 @@ impl EventSockets {
 
 impl TargetState {
     fn new(target: Target, slot: Slot) -> Self {
-        Self {
-            target,
-            slot,
-            account: Arc::default(),
-            trust: Mutex::default(),
-            facts: Mutex::default(),
-        }
+        Self { target, slot, account: Arc::default(), trust: Mutex::default(), facts: Mutex::default() }
     }
 
     /// What events said about the cache besides its content.

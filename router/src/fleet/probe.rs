@@ -84,7 +84,9 @@ async fn ask(pool: &Pool, upstream: &Upstream, worker: &Worker) -> WorkerStatus 
         ReadyReason::NoModel
     } else if !status.models.iter().any(|model| model.name == *base) {
         ReadyReason::OtherModel
-    } else if status.engine == Engine::VLLM && get(upstream, worker, "/health").await.is_none_or(|(code, _)| code != 200) {
+    } else if status.engine == Engine::VLLM
+        && get(upstream, worker, "/health").await.is_none_or(|(code, _)| code != 200)
+    {
         ReadyReason::Unhealthy
     } else {
         ReadyReason::Ok
@@ -136,7 +138,8 @@ fn vllm_page(answer: Option<(u16, Bytes)>) -> Option<u32> {
     let text = std::str::from_utf8(&body).ok()?;
     let line = text.lines().find(|line| line.starts_with("vllm:cache_config_info{"))?;
     let label = |name: &str| {
-        let (_, value) = line.split_once(&format!("{{{name}=\"")).or_else(|| line.split_once(&format!(",{name}=\"")))?;
+        let (_, value) =
+            line.split_once(&format!("{{{name}=\"")).or_else(|| line.split_once(&format!(",{name}=\"")))?;
         value.split('"').next()?.parse().ok().filter(|page: &u32| *page > 0)
     };
     label("block_size")
@@ -159,8 +162,15 @@ mod tests {
         assert_eq!(vllm_page(Some((200, Bytes::from(first)))), Some(16));
         assert_eq!(vllm_page(Some((200, Bytes::from("vllm:other 1")))), None);
         let info = r#"{"page_size": 16, "kv_events": {"block_size": 32}}"#;
-        assert_eq!(sglang_page(Some((200, Bytes::from(info)))), Some(32), "context parallelism multiplies it");
-        assert_eq!(sglang_page(Some((200, Bytes::from(r#"{"page_size": 16, "kv_events": null}"#)))), Some(16));
+        assert_eq!(
+            sglang_page(Some((200, Bytes::from(info)))),
+            Some(32),
+            "context parallelism multiplies it"
+        );
+        assert_eq!(
+            sglang_page(Some((200, Bytes::from(r#"{"page_size": 16, "kv_events": null}"#)))),
+            Some(16)
+        );
         assert_eq!(sglang_page(Some((404, Bytes::new()))), None);
     }
 

@@ -109,7 +109,13 @@ impl Drop for Watch {
 
 /// Turns a worker's answer into the client's: same status, end-to-end headers,
 /// same bytes.
-pub fn respond(parts: Parts, inner: Incoming, first: Option<Bytes>, mut watch: Watch, request_id: &str) -> Response {
+pub fn respond(
+    parts: Parts,
+    inner: Incoming,
+    first: Option<Bytes>,
+    mut watch: Watch,
+    request_id: &str,
+) -> Response {
     let kind = parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let reader = Reader::new(kind);
     watch.status(parts.status.as_u16());

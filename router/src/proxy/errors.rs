@@ -90,12 +90,13 @@ impl ClientError {
             Self::NotJson { error } => format!("The body is not valid JSON: {error}. Send one JSON object."),
             Self::NotAnObject => "The body is not a JSON object. Send one JSON object.".to_owned(),
             Self::ModelNotText => "The field `model` is not a string. Send the model's name.".to_owned(),
-            Self::UnknownModel { name, known } => format!(
-                "The model `{name}` is not served here. Use one of: {}.",
-                known.join(", ")
-            ),
+            Self::UnknownModel { name, known } => {
+                format!("The model `{name}` is not served here. Use one of: {}.", known.join(", "))
+            }
             Self::BodyTooLarge { limit } => {
-                format!("The body is larger than {limit} bytes. Send a smaller one, or raise limits.requestBodyBytes.")
+                format!(
+                    "The body is larger than {limit} bytes. Send a smaller one, or raise limits.requestBodyBytes."
+                )
             }
             Self::BodyUnreadable => "The body ended early or is badly framed. Send it again.".to_owned(),
             Self::BadPath => "The path cannot be forwarded. Check the URL.".to_owned(),

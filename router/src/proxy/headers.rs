@@ -74,7 +74,8 @@ mod tests {
         }
         let mut to = HeaderMap::new();
         copy_end_to_end(&from, &mut to);
-        let mut names: Vec<_> = to.iter().map(|(name, value)| format!("{name}={}", value.to_str().expect("plain"))).collect();
+        let mut names: Vec<_> =
+            to.iter().map(|(name, value)| format!("{name}={}", value.to_str().expect("plain"))).collect();
         names.sort();
         assert_eq!(names, ["accept=a", "accept=b", "authorization=Bearer x", "traceparent=00-1-2-01"]);
     }

@@ -178,7 +178,8 @@ pub fn prepare_blocking(
         };
         return Ok((Ask::new(pool, request_id, &prompt), streamed));
     }
-    let parsed: Value = serde_json::from_slice(body).map_err(|error| ClientError::NotJson { error: error.to_string() })?;
+    let parsed: Value =
+        serde_json::from_slice(body).map_err(|error| ClientError::NotJson { error: error.to_string() })?;
     if !parsed.is_object() {
         return Err(ClientError::NotAnObject);
     }
@@ -223,7 +224,13 @@ async fn attempts(app: &App, inbound: &Inbound) -> Response {
     for attempt in 1..=ATTEMPTS {
         if attempt == 1 {
             wait_for_a_worker(app).await;
-        } else if !app.pool.fleet.workers().iter().any(|worker| worker.is_ready() && !excluded.contains(&worker.id)) {
+        } else if !app
+            .pool
+            .fleet
+            .workers()
+            .iter()
+            .any(|worker| worker.is_ready() && !excluded.contains(&worker.id))
+        {
             break;
         }
         let started = app.pool.clock.micros();

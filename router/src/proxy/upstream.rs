@@ -78,7 +78,12 @@ impl Upstream {
     }
 
     /// Status and whole body of `GET path` at `worker`, at most `limit` bytes.
-    pub async fn get(&self, worker: &WorkerId, path: &str, limit: usize) -> Result<(u16, Bytes), UpstreamError> {
+    pub async fn get(
+        &self,
+        worker: &WorkerId,
+        path: &str,
+        limit: usize,
+    ) -> Result<(u16, Bytes), UpstreamError> {
         let request = Request::get(format!("http://{worker}{path}"))
             .body(Full::default())
             .map_err(|_| UpstreamError::Unreadable)?;

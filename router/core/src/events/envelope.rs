@@ -2,8 +2,9 @@
 //!
 //! One message is a MessagePack array with the version first:
 //! `[version, domain, epoch, seq, page size, block size, deltas, status]`; an
-//! idle heartbeat is the same with the last seq and no deltas, so that silence
-//! means broken and never "no traffic". A snapshot page is `[version, domain,
+//! idle heartbeat is the same with the last seq and nil for deltas, so that
+//! silence means broken and never "no traffic", and so that a heartbeat behind a
+//! lost message is not taken for a message that changed nothing. A snapshot page is `[version, domain,
 //! epoch, seq, page size, block size, deltas, status, page index, pages]`.
 //! Integers that are wider than 64 bits travel as big-endian bytes. Readers
 //! ignore elements they do not know.
@@ -30,15 +31,15 @@ pub struct Envelope {
     pub domain: Domain,
     /// The engine's life.
     pub epoch: Epoch,
-    /// Number of the last message with deltas, counted by the bridge from 1 in
-    /// every epoch; 0 before the first.
+    /// Number of the message, from 1 in every epoch; in a heartbeat that of the
+    /// last one, 0 before the first.
     pub seq: u64,
     /// Tokens per engine page; 0 while unknown.
     pub page: u32,
     /// Tokens per block, as configured at the bridge.
     pub block: u32,
-    /// What changed. Empty in a heartbeat.
-    pub deltas: Vec<Delta>,
+    /// What changed, perhaps nothing; `None` in a heartbeat.
+    pub deltas: Option<Vec<Delta>>,
     /// What the bridge knows of the view's soundness.
     pub status: Status,
 }
@@ -156,7 +157,7 @@ const DELTA_CLEARED: u64 = 2;
 impl Envelope {
     /// The bytes of this message.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64 + self.deltas.len() * 64);
+        let mut out = Vec::with_capacity(128);
         self.write(&mut out, ENVELOPE_ELEMENTS);
         out
     }
@@ -176,9 +177,12 @@ impl Envelope {
         infallible(write::write_uint(out, self.seq));
         infallible(write::write_uint(out, u64::from(self.page)));
         infallible(write::write_uint(out, u64::from(self.block)));
-        infallible(write::write_array_len(out, self.deltas.len() as u32));
-        for delta in &self.deltas {
-            write_delta(out, delta);
+        match &self.deltas {
+            None => infallible(write::write_nil(out)),
+            Some(deltas) => {
+                infallible(write::write_array_len(out, deltas.len() as u32));
+                deltas.iter().for_each(|delta| write_delta(out, delta));
+            }
         }
         infallible(write::write_uint(out, self.status.bits()));
     }
@@ -206,7 +210,7 @@ impl Envelope {
 impl SnapshotPage {
     /// The bytes of this page.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64 + self.envelope.deltas.len() * 64);
+        let mut out = Vec::with_capacity(128);
         self.envelope.write(&mut out, ENVELOPE_ELEMENTS + 2);
         infallible(write::write_uint(&mut out, u64::from(self.index)));
         infallible(write::write_uint(&mut out, u64::from(self.pages)));
@@ -288,12 +292,15 @@ fn write_hashes(out: &mut Vec<u8>, hashes: &[BlockHash]) {
     }
 }
 
-fn read_deltas(reader: &mut Reader<'_>) -> Result<Vec<Delta>, EnvelopeError> {
+fn read_deltas(reader: &mut Reader<'_>) -> Result<Option<Vec<Delta>>, EnvelopeError> {
+    if reader.take_nil().at("deltas")? {
+        return Ok(None);
+    }
     let length = reader.array_len().at("deltas")?;
     if length > MAX_DELTAS {
         return Err(EnvelopeError::Range { field: "deltas" });
     }
-    (0..length).map(|_| read_delta(reader)).collect()
+    (0..length).map(|_| read_delta(reader)).collect::<Result<_, _>>().map(Some)
 }
 
 fn read_delta(reader: &mut Reader<'_>) -> Result<Delta, EnvelopeError> {
@@ -367,7 +374,7 @@ mod tests {
     fn envelope(deltas: Vec<Delta>) -> Envelope {
         let status = Status { incomplete: true, disconnected: true, ..Status::default() };
         let (domain, epoch) = (Domain(u128::MAX - 5), Epoch(1_800_000_000_000));
-        Envelope { domain, epoch, seq: 9, page: 16, block: 64, deltas, status }
+        Envelope { domain, epoch, seq: 9, page: 16, block: 64, deltas: Some(deltas), status }
     }
 
     #[test]
@@ -376,6 +383,10 @@ mod tests {
             Delta::Removed { namespace: NamespaceId(1), hashes: vec![BlockHash(3)], tier: Tier::Device };
         let message = envelope(vec![stored(1, 3), removed, Delta::Cleared]);
         assert_eq!(Envelope::decode(&message.encode()), Ok(message.clone()));
+        for deltas in [None, Some(vec![])] {
+            let bare = Envelope { deltas, ..message.clone() };
+            assert_eq!(Envelope::decode(&bare.encode()), Ok(bare.clone()), "a heartbeat is no empty change");
+        }
         let page = SnapshotPage { envelope: message, index: 1, pages: 2 };
         assert_eq!(SnapshotPage::decode(&page.encode()), Ok(page));
     }

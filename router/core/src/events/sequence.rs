@@ -53,12 +53,6 @@ pub fn payload_digest(payload: &[u8]) -> u64 {
 }
 
 impl Sequence {
-    /// A stream that stands behind message `seq` with digest `digest`: what a
-    /// bridge remembered from before its own restart.
-    pub fn resumed(seq: u64, digest: u64) -> Self {
-        Self { recent: VecDeque::from([(seq, digest)]) }
-    }
-
     /// Number and digest of the last message applied; `None` before the first.
     pub fn last(&self) -> Option<(u64, u64)> {
         self.recent.back().copied()
@@ -68,6 +62,12 @@ impl Sequence {
     /// messages seen can tell.
     pub fn expects(&self) -> u64 {
         self.last().map_or(0, |(seq, _)| seq.saturating_add(1))
+    }
+
+    /// Whether message `seq` was applied with this digest, as far as memory
+    /// reaches: what proves that a stream is the one remembered.
+    pub fn has(&self, seq: u64, digest: u64) -> bool {
+        self.recent.contains(&(seq, digest))
     }
 
     /// Judges message `seq`; [`Step::Apply`] also records it.

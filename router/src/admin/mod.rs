@@ -1,0 +1,181 @@
+//! What people and probes ask: metrics, health report, cache view, explain,
+//! receipts.
+//!
+//! Two ports: `/metrics` and `/health/report` hold neither prompts nor hashes
+//! and need no token; the admin port does where one is configured.
+
+pub mod health;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, Query, Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::{StatusCode, header};
+use kvrouter_core::ids::Role;
+use kvrouter_core::receipts::canonical_json;
+use serde_json::{Value, json};
+
+use crate::pool::Pool;
+use crate::prompt::endpoint::Endpoint;
+use crate::proxy::errors;
+use crate::proxy::prepare_blocking;
+use crate::route;
+
+/// Receipts in one answer unless asked otherwise, and at most.
+const RECEIPTS: usize = 20;
+const MAX_RECEIPTS: usize = 1000;
+
+/// `/metrics` and `/health/report`.
+pub fn metrics_router(pool: Arc<Pool>) -> axum::Router {
+    axum::Router::new()
+        .route("/metrics", axum::routing::get(metrics))
+        .route("/health/report", axum::routing::get(report))
+        .with_state(pool)
+}
+
+/// The admin endpoints.
+pub fn admin_router(pool: Arc<Pool>) -> axum::Router {
+    axum::Router::new()
+        .route("/v1/admin/cache-view/{worker}", axum::routing::get(cache_view))
+        .route("/v1/admin/workers", axum::routing::get(workers))
+        .route("/v1/admin/explain", axum::routing::post(explain))
+        .route("/v1/admin/receipts", axum::routing::get(receipts))
+        .route("/metrics", axum::routing::get(metrics))
+        .route("/health/report", axum::routing::get(report))
+        .layer(middleware::from_fn_with_state(Arc::clone(&pool), require_token))
+        .with_state(pool)
+}
+
+async fn require_token(State(pool): State<Arc<Pool>>, request: Request, next: Next) -> Response {
+    let Some(token) = &pool.config.admin_token else { return next.run(request).await };
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let given = given.and_then(|value| value.strip_prefix("Bearer "));
+    if given.is_some_and(|given| equal_in_constant_time(given.as_bytes(), token.as_bytes())) {
+        return next.run(request).await;
+    }
+    let message = "This port needs a token. Send `Authorization: Bearer TOKEN`, from adminTokenFile.";
+    refuse(StatusCode::UNAUTHORIZED, message, "invalid_token")
+}
+
+/// Compares without telling, by its time, how much is equal.
+fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+}
+
+fn refuse(status: StatusCode, message: &str, code: &str) -> Response {
+    (status, Json(errors::object(message, "invalid_request_error", code))).into_response()
+}
+
+async fn metrics(State(pool): State<Arc<Pool>>) -> Response {
+    match pool.metrics.render(&pool) {
+        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => {
+            tracing::error!(target: "kv_router", error = %error, "metrics were not rendered");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+async fn report(State(pool): State<Arc<Pool>>) -> Response {
+    Json(health::report(&pool)).into_response()
+}
+
+/// `{"worker_id", "block_count", …}`; counts are summed over ranks.
+async fn cache_view(State(pool): State<Arc<Pool>>, Path(worker): Path<String>) -> Response {
+    let Some(worker) = pool.fleet.worker(&worker) else {
+        let known: Vec<&str> = pool.fleet.workers().iter().map(|worker| worker.id.as_str()).collect();
+        let message = format!("There is no worker `{worker}`. Known: {}.", known.join(", "));
+        return refuse(StatusCode::NOT_FOUND, &message, "worker_not_found");
+    };
+    let freshness = pool.live.read().freshness;
+    let now = pool.clock.now();
+    let index = pool.index.read();
+    let ranks: Vec<Value> = worker
+        .targets
+        .iter()
+        .map(|target| {
+            let verdict = target.trust.lock().verdict(now, freshness);
+            json!({
+                "rank": target.target.rank.0, "block_count": index.block_count(target.slot),
+                "trust": verdict.state.label(), "reason": verdict.reason.label(), "credited": verdict.credited,
+                "epoch": verdict.epoch.0, "seq": verdict.seq, "age_ms": verdict.age.map(|age| age.0),
+            })
+        })
+        .collect();
+    let blocks: usize = worker.targets.iter().map(|target| index.block_count(target.slot)).sum();
+    Json(json!({
+        "worker_id": worker.id.as_str(), "block_count": blocks,
+        "block_size": pool.config.size.tokens(), "ranks": ranks,
+    }))
+    .into_response()
+}
+
+async fn workers(State(pool): State<Arc<Pool>>) -> Response {
+    let report = health::report(&pool);
+    let load: HashMap<String, Value> = pool
+        .fleet
+        .workers()
+        .iter()
+        .flat_map(|worker| &worker.targets)
+        .map(|target| (target.target.to_string(), json!(target.account.load())))
+        .collect();
+    Json(json!({"workers": report.workers, "load": load})).into_response()
+}
+
+/// What would be picked for the posted body now. Books nothing.
+async fn explain(
+    State(pool): State<Arc<Pool>>,
+    Query(query): Query<HashMap<String, String>>,
+    body: Bytes,
+) -> Response {
+    let path = query.get("path").map_or("/v1/chat/completions", String::as_str);
+    let endpoint = Endpoint::of(path);
+    let role = match query.get("role").map(String::as_str) {
+        None | Some("mixed") => Role::Mixed,
+        Some("prefill") => Role::Prefill,
+        Some("decode") => Role::Decode,
+        Some(_) => {
+            return refuse(
+                StatusCode::BAD_REQUEST,
+                "`role` must be mixed, prefill or decode.",
+                "invalid_role",
+            );
+        }
+    };
+    let work = move || {
+        let (mut ask, _) = prepare_blocking(&pool, endpoint, "explain".into(), &body)?;
+        ask.role = role;
+        Ok::<_, errors::ClientError>(json!(route::explain(&pool, &ask)))
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(Ok(receipt)) => canonical(&receipt),
+        Ok(Err(error)) => error.into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// The latest receipts, newest first; of one request with `?request_id=`.
+async fn receipts(State(pool): State<Arc<Pool>>, Query(query): Query<HashMap<String, String>>) -> Response {
+    let limit = match query.get("limit").map(|limit| limit.parse::<usize>()) {
+        None => RECEIPTS,
+        Some(Ok(limit)) if (1..=MAX_RECEIPTS).contains(&limit) => limit,
+        Some(_) => {
+            let message = format!("`limit` must be 1 to {MAX_RECEIPTS}.");
+            return refuse(StatusCode::BAD_REQUEST, &message, "invalid_limit");
+        }
+    };
+    let wanted = query.get("request_id");
+    let ring = pool.receipts.lock();
+    let found = ring.latest(limit, |receipt| wanted.is_none_or(|id| *id == *receipt.request_id));
+    let receipts = json!({ "receipts": found });
+    drop(ring);
+    canonical(&receipts)
+}
+
+fn canonical(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], canonical_json(value)).into_response()
+}

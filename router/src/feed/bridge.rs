@@ -1,0 +1,282 @@
+//! `kv-router bridge`: beside one engine, its events to deltas on NATS.
+//!
+//! The bridge never endangers its engine: it has no readiness, its liveness
+//! depends on neither the broker nor the engine, and its memory is bounded.
+//! While the broker is away nothing is queued; what routers miss they notice by
+//! the numbers and fetch as a snapshot, from the same task that reads the
+//! engine, so a snapshot and its number always belong together.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use async_nats::connection::State as Connected;
+use futures::StreamExt;
+use kvrouter_core::blocks::{Domain, Identity, IdentitySeed};
+use kvrouter_core::events::envelope::{Envelope, SnapshotPage, Status, paginate};
+use kvrouter_core::ids::{Epoch, WorkerId};
+use kvrouter_core::units::BlockSize;
+use prometheus::{Encoder, IntCounterVec, Opts, Registry, TextEncoder};
+use tokio::net::TcpListener;
+
+use super::engine::{Remembered, Sink, Stream, Told, View};
+use super::nats;
+use super::subjects::{Subjects, uid_of};
+use crate::clock::Clock;
+use crate::config::{BridgeFlags, ConfigError, read_secret};
+
+/// Block hashes in one snapshot page: half of NATS' default maximum payload.
+const HASHES_PER_PAGE: usize = 1 << 16;
+
+/// Settings of a bridge that make sense together.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    flags: BridgeFlags,
+    size: BlockSize,
+    uid: String,
+    identity: Identity,
+    domain: Domain,
+}
+
+/// Why a bridge's settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// A flag makes no sense.
+    #[error("{flag}: {message}")]
+    Flag {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong and what to do.
+        message: &'static str,
+    },
+    /// A file cannot be read.
+    #[error(transparent)]
+    File(#[from] ConfigError),
+}
+
+impl Settings {
+    /// Checks flags and reads the files that they name.
+    pub fn of(flags: &BridgeFlags) -> Result<Self, SettingsError> {
+        let wrong = |flag, message| Err(SettingsError::Flag { flag, message });
+        let Some(size) = BlockSize::new(flags.block_size) else {
+            return wrong("--block-size", "must be at least 1");
+        };
+        if !(1..=1024).contains(&flags.dp_size) {
+            return wrong("--dp-size", "must be 1 to 1024");
+        }
+        if flags.nats_url.parse::<async_nats::ServerAddr>().is_err() {
+            return wrong("--nats-url", "is no NATS address; write nats://host:port");
+        }
+        if flags.worker.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok()).is_none() {
+            return wrong("--worker", "must be host:port, as the routers know the worker");
+        }
+        let seed = flags.identity_seed_file.as_deref().map(read_secret).transpose()?.unwrap_or_default();
+        let uid = flags.pod_uid.clone().unwrap_or_else(|| uid_of(&WorkerId::new(flags.worker.as_str())));
+        Ok(Self {
+            size,
+            uid,
+            identity: Identity::new(IdentitySeed::new(seed.as_bytes())),
+            domain: Domain::new(&flags.model, &flags.revision, size),
+            flags: flags.clone(),
+        })
+    }
+}
+
+/// What the ranks of one bridge share.
+struct Shared {
+    client: async_nats::Client,
+    subjects: Subjects,
+    settings: Settings,
+    clock: Clock,
+    messages: IntCounterVec,
+    registry: Registry,
+}
+
+/// One rank's stream on its way to NATS.
+struct Publish {
+    shared: Arc<Shared>,
+    rank: u32,
+    requests: async_nats::Subscriber,
+    /// Where the snapshot that is wanted goes.
+    wanted: Option<async_nats::Subject>,
+    state: Option<PathBuf>,
+    remembered: Option<Remembered>,
+}
+
+/// Runs until SIGTERM or SIGINT.
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    let flags = &settings.flags;
+    let listener = TcpListener::bind(flags.listen_metrics)
+        .await
+        .with_context(|| format!("failed to listen on {} (--listen-metrics)", flags.listen_metrics))?;
+    let client = nats::connect(&flags.nats_url, flags.nats_credentials.as_deref(), |_| {}).await?;
+    let registry = Registry::new();
+    let options = Opts::new("kvrouter_bridge_messages_total", "Messages by what became of them.");
+    let messages = IntCounterVec::new(options, &["result"])?;
+    registry.register(Box::new(messages.clone()))?;
+    tracing::info!(
+        target: "kv_router::bridge", worker = %flags.worker, uid = %settings.uid, ranks = flags.dp_size,
+        events = %flags.kv_events, nats = %flags.nats_url, metrics = %listener.local_addr()?, "bridging"
+    );
+    let subjects = Subjects::new(&flags.subject_prefix, &flags.namespace, &flags.pool);
+    let shared = Arc::new(Shared { client, subjects, settings, clock: Clock::start(), messages, registry });
+    for rank in 0..shared.settings.flags.dp_size {
+        let publish = Publish::new(Arc::clone(&shared), rank).await?;
+        tokio::spawn(publish.run());
+    }
+    let router = axum::Router::new()
+        .route("/livez", axum::routing::get(|| async { "ok" }))
+        .route("/metrics", axum::routing::get(move || metrics(shared.registry.clone())));
+    tokio::select! {
+        served = async { axum::serve(listener, router).await } => served.context("listener failed"),
+        stopped = crate::serve::wait_for_signal() => stopped,
+    }
+}
+
+async fn metrics(registry: Registry) -> Vec<u8> {
+    let mut text = Vec::new();
+    // An encoder that fails leaves out what it could not write.
+    let _ = TextEncoder::new().encode(&registry.gather(), &mut text);
+    text
+}
+
+impl Publish {
+    async fn new(shared: Arc<Shared>, rank: u32) -> anyhow::Result<Self> {
+        let subject = shared.subjects.snapshot(&shared.settings.uid, rank);
+        let requests = shared.client.subscribe(subject).await.context("failed to offer snapshots")?;
+        let folder = shared.settings.flags.state_dir.as_deref();
+        let state = folder.map(|folder| folder.join(format!("rank-{rank}.json")));
+        let remembered = state.as_deref().and_then(recall);
+        Ok(Self { shared, rank, requests, wanted: None, state, remembered })
+    }
+
+    async fn run(mut self) {
+        let flags = &self.shared.settings.flags;
+        let Some(publisher) = flags.kv_events.offset(self.rank) else {
+            tracing::error!(target: "kv_router::bridge", rank = self.rank, "event port of this rank is beyond 65535");
+            return;
+        };
+        let replay = flags.kv_replay.as_ref().and_then(|replay| replay.offset(self.rank));
+        let (identity, size) = (self.shared.settings.identity.clone(), self.shared.settings.size);
+        Stream::new(publisher, replay, identity, size, self.remembered).run(&mut self).await;
+    }
+
+    /// Publishes, or counts why not. Never waits for a broker that is away.
+    async fn publish(
+        &self,
+        epoch: Epoch,
+        seq: u64,
+        deltas: Option<Vec<kvrouter_core::events::Delta>>,
+        status: Status,
+        page: u32,
+    ) {
+        let settings = &self.shared.settings;
+        let envelope = Envelope {
+            domain: settings.domain,
+            epoch,
+            seq,
+            page,
+            block: settings.size.tokens(),
+            deltas,
+            status,
+        };
+        let payload = envelope.encode();
+        let client = &self.shared.client;
+        let result = if client.connection_state() != Connected::Connected {
+            "broker_away"
+        } else if payload.len() > client.max_payload() {
+            // Routers will miss the number and fetch a snapshot, in pages.
+            "too_large"
+        } else {
+            let subject = self.shared.subjects.events(&settings.uid, self.rank);
+            match client.publish(subject, payload.into()).await {
+                Ok(()) => "published",
+                Err(_) => "refused",
+            }
+        };
+        self.shared.messages.with_label_values(&[result]).inc();
+    }
+
+    fn remember(&mut self, remembered: Remembered) {
+        let Some(path) = self.state.as_deref().filter(|_| self.remembered != Some(remembered)) else {
+            return;
+        };
+        match store(path, remembered) {
+            Ok(()) => self.remembered = Some(remembered),
+            Err(error) => {
+                self.shared.messages.with_label_values(&["state_not_kept"]).inc();
+                tracing::warn!(target: "kv_router::bridge", path = %path.display(), %error, "unable to keep the epoch; a restart of the bridge will begin another");
+            }
+        }
+    }
+}
+
+impl Sink for Publish {
+    async fn tell(&mut self, told: Told, status: Status, page: u32) {
+        match told {
+            Told::NewEpoch { epoch } => self.publish(epoch, 0, None, status, page).await,
+            Told::Changed { epoch, seq, deltas } => {
+                self.publish(epoch, seq, Some(deltas), status, page).await
+            }
+            Told::Current { epoch, seq, last } => {
+                self.publish(epoch, seq, None, status, page).await;
+                self.remember(Remembered { epoch: epoch.0, last });
+            }
+            Told::Counted(label) => self.shared.messages.with_label_values(&[label]).inc(),
+        }
+    }
+
+    fn unix_ms(&self) -> u64 {
+        self.shared.clock.unix_ms()
+    }
+
+    async fn snapshot_wanted(&mut self) {
+        loop {
+            match self.requests.next().await {
+                Some(request) if request.reply.is_some() => {
+                    self.wanted = request.reply;
+                    return;
+                }
+                Some(_) => {}
+                // The client was closed: the process is about to end.
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    async fn snapshot(&mut self, view: View<'_>) {
+        let Some(reply) = self.wanted.take() else { return };
+        let deltas = tokio::task::block_in_place(|| view.digester.snapshot());
+        let parts = paginate(deltas, HASHES_PER_PAGE);
+        let pages = parts.len() as u32;
+        let settings = &self.shared.settings;
+        for (index, deltas) in (0u32..).zip(parts) {
+            let envelope = Envelope {
+                domain: settings.domain,
+                epoch: view.epoch,
+                seq: view.seq,
+                page: view.digester.quality().page.unwrap_or(0),
+                block: settings.size.tokens(),
+                deltas: Some(deltas),
+                status: view.status,
+            };
+            let payload = SnapshotPage { envelope, index, pages }.encode();
+            let sent = self.shared.client.publish(reply.clone(), payload.into()).await;
+            let result = if sent.is_ok() { "snapshot_page" } else { "refused" };
+            self.shared.messages.with_label_values(&[result]).inc();
+        }
+    }
+}
+
+/// What an earlier bridge of this pod left; nothing if there is nothing, or
+/// nothing readable: then another epoch begins.
+fn recall(path: &Path) -> Option<Remembered> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}
+
+/// Written beside and renamed, so that a crash leaves the old or the new one.
+fn store(path: &Path, remembered: Remembered) -> std::io::Result<()> {
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, serde_json::to_vec(&remembered)?)?;
+    std::fs::rename(beside, path)
+}

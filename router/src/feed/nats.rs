@@ -1,0 +1,203 @@
+//! The NATS feed: follows all bridges of a pool.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::Context;
+use async_nats::{Client, ConnectOptions, Event};
+use futures::StreamExt;
+use kvrouter_core::events::envelope::{Envelope, SnapshotPage};
+use kvrouter_core::ids::Target;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+use super::snapshot::{Collector, Follower, Outcome};
+use super::subjects::{Subjects, target_of};
+use crate::fleet::TargetState;
+use crate::pool::Pool;
+
+/// How long a snapshot may take: 2 M blocks are 16 MB.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Snapshots on their way at once. More would only compete for the same link.
+const SNAPSHOTS: usize = 64;
+/// Between two attempts to reach a broker.
+const RECONNECT: Duration = Duration::from_millis(500);
+
+/// A client that keeps trying, also when the broker is down at first.
+/// `on_connected` hears of every change.
+pub async fn connect(
+    url: &str,
+    credentials: Option<&Path>,
+    on_connected: impl Fn(bool) + Send + Sync + 'static,
+) -> anyhow::Result<Client> {
+    let on_connected = Arc::new(on_connected);
+    let mut options = ConnectOptions::new()
+        .name("kvrouter")
+        .retry_on_initial_connect()
+        .reconnect_delay_callback(|_| RECONNECT)
+        .event_callback(move |event| {
+            let on_connected = Arc::clone(&on_connected);
+            async move {
+                match event {
+                    Event::Connected => {
+                        tracing::info!(target: "kv_router::feed", "broker connected");
+                        on_connected(true);
+                    }
+                    Event::Disconnected | Event::Closed => {
+                        tracing::warn!(target: "kv_router::feed", "broker disconnected");
+                        on_connected(false);
+                    }
+                    other => tracing::debug!(target: "kv_router::feed", event = %other, "broker event"),
+                }
+            }
+        });
+    if let Some(path) = credentials {
+        let text = tokio::fs::read_to_string(path)
+            .await
+            .with_context(|| format!("failed to read credentials {}", path.display()))?;
+        options = options.credentials(&text).context("credentials are unreadable")?;
+    }
+    options.connect(url).await.with_context(|| format!("failed to set up the connection to {url}"))
+}
+
+/// Follows the pool's bridges for ever.
+pub async fn follow(pool: Arc<Pool>) {
+    let Some(nats) = pool.config.file.kv_events.nats.clone() else { return };
+    pool.broker_connected.store(false, Ordering::Relaxed);
+    let watched = Arc::clone(&pool);
+    let connected = move |connected| watched.broker_connected.store(connected, Ordering::Relaxed);
+    let name = &pool.config.file.pool;
+    let subjects = Subjects::new(&nats.subject_prefix, &name.namespace, &name.name);
+    let credentials = nats.credentials_file.as_deref();
+    loop {
+        let ended = match connect(&nats.url, credentials, connected.clone()).await {
+            Ok(client) => Feed::new(Arc::clone(&pool), client, subjects.clone()).run().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ended {
+            tracing::error!(target: "kv_router::feed", error = format!("{error:#}"), "unable to follow bridges");
+        }
+        sleep(RECONNECT).await;
+    }
+}
+
+/// One subscription to all bridges.
+struct Feed {
+    pool: Arc<Pool>,
+    client: Client,
+    subjects: Subjects,
+    followers: HashMap<Target, Follower>,
+    fetched: mpsc::Sender<Fetched>,
+    answers: mpsc::Receiver<Fetched>,
+}
+
+/// How a fetch ended.
+struct Fetched {
+    target: Arc<TargetState>,
+    uid: String,
+    pages: Option<Vec<SnapshotPage>>,
+}
+
+impl Feed {
+    fn new(pool: Arc<Pool>, client: Client, subjects: Subjects) -> Self {
+        let (fetched, answers) = mpsc::channel(SNAPSHOTS);
+        Self { pool, client, subjects, followers: HashMap::new(), fetched, answers }
+    }
+
+    async fn run(mut self) -> anyhow::Result<()> {
+        let mut events =
+            self.client.subscribe(self.subjects.all_events()).await.context("failed to subscribe")?;
+        loop {
+            tokio::select! {
+                message = events.next() => match message {
+                    Some(message) => self.message(&message),
+                    None => anyhow::bail!("subscription ended"),
+                },
+                Some(fetched) = self.answers.recv() => self.answer(fetched),
+            }
+        }
+    }
+
+    fn message(&mut self, message: &async_nats::Message) {
+        let Some((uid, target)) = self.source(&message.subject) else {
+            return self.count("unknown_source");
+        };
+        let envelope = match Envelope::decode(&message.payload) {
+            Ok(envelope) => envelope,
+            Err(error) => {
+                tracing::debug!(target: "kv_router::feed", subject = %message.subject, error = %crate::chain(&error), "message not understood");
+                return self.count(error.reason());
+            }
+        };
+        let domain = self.pool.domain;
+        let follower = self.followers.entry(target.target.clone()).or_insert_with(|| Follower::new(domain));
+        let outcome = follower.message(envelope);
+        self.carry_out(outcome, &target, uid);
+    }
+
+    fn answer(&mut self, fetched: Fetched) {
+        let Some(follower) = self.followers.get_mut(&fetched.target.target) else { return };
+        match fetched.pages {
+            Some(pages) => {
+                let outcome = follower.snapshot(pages);
+                self.carry_out(outcome, &fetched.target, fetched.uid);
+            }
+            None => {
+                follower.snapshot_failed();
+                self.count("snapshot_failed");
+            }
+        }
+    }
+
+    fn carry_out(&self, outcome: Outcome, target: &Arc<TargetState>, uid: String) {
+        self.count(outcome.label);
+        for change in outcome.changes {
+            self.pool.apply(target, change);
+        }
+        let Some(reason) = outcome.fetch else { return };
+        self.pool.metrics.resyncs.with_label_values(&[reason]).inc();
+        target.trust.lock().syncing();
+        let subject = self.subjects.snapshot(&uid, target.target.rank.0);
+        let (client, fetched, target) = (self.client.clone(), self.fetched.clone(), Arc::clone(target));
+        tokio::spawn(async move {
+            let pages = timeout(SNAPSHOT_TIMEOUT, fetch(&client, subject)).await.ok().flatten();
+            // A feed that is gone wants no answer.
+            let _ = fetched.send(Fetched { target, uid, pages }).await;
+        });
+    }
+
+    /// The known target that a subject speaks of.
+    fn source(&self, subject: &str) -> Option<(String, Arc<TargetState>)> {
+        let (uid, rank) = self.subjects.source(subject)?;
+        let named = target_of(&uid, rank)?;
+        let worker = self.pool.fleet.worker(named.worker.as_str())?;
+        let target = worker.targets.get(named.rank.0 as usize)?;
+        Some((uid, Arc::clone(target)))
+    }
+
+    fn count(&self, label: &'static str) {
+        self.pool.metrics.events.with_label_values(&[label]).inc();
+    }
+}
+
+/// All pages of one snapshot; `None` if nobody answers or the answer is not
+/// understood.
+async fn fetch(client: &Client, subject: String) -> Option<Vec<SnapshotPage>> {
+    let inbox = client.new_inbox();
+    let mut answers = client.subscribe(inbox.clone()).await.ok()?;
+    client.publish_with_reply(subject, inbox, bytes::Bytes::new()).await.ok()?;
+    let mut collector = Collector::default();
+    while let Some(message) = answers.next().await {
+        // The server says at once when nobody serves the subject.
+        if message.status.is_some() {
+            return None;
+        }
+        if let Some(pages) = collector.add(SnapshotPage::decode(&message.payload).ok()?) {
+            return Some(pages);
+        }
+    }
+    None
+}

@@ -1,0 +1,159 @@
+//! `kv-router serve`: builds the pool, starts its tasks, serves, drains.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::Context;
+use kvrouter_crds::config::EventTransport;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Live, ServeConfig};
+use crate::pool::Pool;
+use crate::proxy::App;
+use crate::proxy::upstream::Upstream;
+use crate::{admin, feed, fleet, proxy};
+
+/// How long the first views may take before the router is ready without them.
+const WARM_LIMIT: Duration = Duration::from_secs(60);
+/// How often readiness looks at views, and live settings at their file.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Serves until SIGTERM or SIGINT, then drains.
+pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
+    let limits = config.file.limits.clone();
+    let listen = config.file.listen.clone();
+    let pool = Arc::new(Pool::new(config)?);
+    let upstream = Upstream::new(Duration::from_secs(limits.connect_timeout_seconds));
+    let http = bind(listen.http, "listen.http").await?;
+    let metrics = bind(listen.metrics, "listen.metrics").await?;
+    let admin = bind(listen.admin, "listen.admin").await?;
+    announce(&pool, &http, &metrics, &admin)?;
+    start_tasks(&pool, &upstream);
+
+    let stop = CancellationToken::new();
+    let app = App { pool: Arc::clone(&pool), upstream };
+    let serving = tokio::spawn(serve(http, proxy::router(app), stop.clone()));
+    let side = CancellationToken::new();
+    tokio::spawn(serve(metrics, admin::metrics_router(Arc::clone(&pool)), side.clone()));
+    tokio::spawn(serve(admin, admin::admin_router(Arc::clone(&pool)), side.clone()));
+
+    wait_for_signal().await?;
+    pool.draining.store(true, Ordering::Relaxed);
+    tracing::info!(target: "kv_router", seconds = limits.drain_timeout_seconds, "draining");
+    stop.cancel();
+    let drained = tokio::time::timeout(Duration::from_secs(limits.drain_timeout_seconds), serving).await;
+    side.cancel();
+    match drained {
+        Ok(_) => tracing::info!(target: "kv_router", "drained"),
+        Err(_) => tracing::warn!(target: "kv_router", "stopped with answers still open"),
+    }
+    Ok(())
+}
+
+async fn bind(address: SocketAddr, field: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address} ({field})"))
+}
+
+fn announce(
+    pool: &Pool,
+    http: &TcpListener,
+    metrics: &TcpListener,
+    admin: &TcpListener,
+) -> anyhow::Result<()> {
+    let live = pool.live.read();
+    tracing::info!(
+        target: "kv_router",
+        http = %http.local_addr()?, metrics = %metrics.local_addr()?, admin = %admin.local_addr()?,
+        pool = %pool.config.file.pool.name, policy = live.settings.policy.label(),
+        events = pool.config.file.kv_events.transport.label(), block_size = pool.config.size.tokens(),
+        workers = pool.fleet.workers().len(), "serving"
+    );
+    Ok(())
+}
+
+fn start_tasks(pool: &Arc<Pool>, upstream: &Upstream) {
+    for worker in pool.fleet.workers() {
+        tokio::spawn(fleet::probe::watch(Arc::clone(pool), upstream.clone(), Arc::clone(worker)));
+        feed::zmq::follow(pool, worker);
+    }
+    if pool.config.file.kv_events.transport == EventTransport::NATS {
+        tokio::spawn(feed::nats::follow(Arc::clone(pool)));
+    }
+    tokio::spawn(become_ready(Arc::clone(pool)));
+    tokio::spawn(watch_live_settings(Arc::clone(pool)));
+}
+
+/// Latches readiness: every worker that is ready has a view, or there are none,
+/// or the limit passed.
+async fn become_ready(pool: Arc<Pool>) {
+    let started = pool.clock.now();
+    let limit = WARM_LIMIT.as_millis() as u64;
+    loop {
+        let workers = pool.fleet.workers();
+        let probed = workers.iter().all(|worker| worker.status().reason != fleet::ReadyReason::NotProbed);
+        let with_events = pool.config.file.kv_events.transport != EventTransport::None
+            && pool.broker_connected.load(Ordering::Relaxed);
+        let ready = |worker: &&Arc<fleet::Worker>| worker.is_ready();
+        let viewed = workers
+            .iter()
+            .filter(ready)
+            .flat_map(|worker| &worker.targets)
+            .all(|target| !with_events || target.trust.lock().is_settled());
+        let waited = pool.clock.now().since(started).0;
+        if (probed && viewed) || waited >= limit {
+            pool.ready.store(true, Ordering::Relaxed);
+            tracing::info!(target: "kv_router", waited_ms = waited, complete = probed && viewed, "ready");
+            return;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Takes over the live settings whenever their file changes. Content that is
+/// refused leaves the last good settings in force.
+async fn watch_live_settings(pool: Arc<Pool>) {
+    let Some(path) = pool.config.live_path.clone() else { return };
+    let start = Live { ..pool.config.live };
+    let mut seen = std::fs::read(&path).ok();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let now = tokio::fs::read(&path).await.ok();
+        if now == seen || now.is_none() {
+            continue;
+        }
+        seen = now;
+        match start.updated(&path) {
+            Ok(live) => {
+                *pool.live.write() = live;
+                *pool.live_refused.write() = None;
+                tracing::info!(target: "kv_router", policy = live.settings.policy.label(), "live settings taken");
+            }
+            Err(error) => {
+                tracing::error!(target: "kv_router", error = %error, "live settings refused");
+                *pool.live_refused.write() = Some(error.to_string());
+            }
+        }
+    }
+}
+
+async fn serve(listener: TcpListener, router: axum::Router, stop: CancellationToken) {
+    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
+    if let Err(error) = served {
+        tracing::error!(target: "kv_router", error = %error, "listener failed");
+    }
+}
+
+/// Waits for SIGTERM or SIGINT.
+pub async fn wait_for_signal() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("failed to listen for SIGINT")?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
