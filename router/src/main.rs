@@ -52,9 +52,12 @@ fn run(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     }
 }
 
-/// Logs go to stderr; `RUST_LOG` chooses, `info` by default.
+/// Our own state changes; the tokenizer's tables are of no interest here.
+const DEFAULT_LOGS: &str = "info,tk_encode=warn";
+
+/// Logs go to stderr; `RUST_LOG` chooses what.
 fn init_logs(json: bool) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOGS));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if json {
         logs.json().flatten_event(true).init();

@@ -19,6 +19,9 @@ use crate::{admin, feed, fleet, proxy};
 
 /// How long the first views may take before the router is ready without them.
 const WARM_LIMIT: Duration = Duration::from_secs(60);
+/// The same while the broker does not answer: no view can come, and every
+/// replica would wait alike.
+const BROKER_LIMIT: Duration = Duration::from_secs(10);
 /// How often readiness looks at views, and live settings at their file.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -68,8 +71,8 @@ fn announce(
     tracing::info!(
         target: "kv_router",
         http = %http.local_addr()?, metrics = %metrics.local_addr()?, admin = %admin.local_addr()?,
-        pool = %pool.config.file.pool.name, policy = live.settings.policy.label(),
-        events = pool.config.file.kv_events.transport.label(), block_size = pool.config.size.tokens(),
+        pool = %pool.config.file.pool.name, policy = %live.settings.policy.label(),
+        events = %pool.config.file.kv_events.transport.label(), block_size = pool.config.size.tokens(),
         workers = pool.fleet.workers().len(), "serving"
     );
     Ok(())
@@ -91,20 +94,15 @@ fn start_tasks(pool: &Arc<Pool>, upstream: &Upstream) {
 /// or the limit passed.
 async fn become_ready(pool: Arc<Pool>) {
     let started = pool.clock.now();
-    let limit = WARM_LIMIT.as_millis() as u64;
+    let with_events = pool.config.file.kv_events.transport != EventTransport::None;
     loop {
         let workers = pool.fleet.workers();
         let probed = workers.iter().all(|worker| worker.status().reason != fleet::ReadyReason::NotProbed);
-        let with_events = pool.config.file.kv_events.transport != EventTransport::None
-            && pool.broker_connected.load(Ordering::Relaxed);
-        let ready = |worker: &&Arc<fleet::Worker>| worker.is_ready();
-        let viewed = workers
-            .iter()
-            .filter(ready)
-            .flat_map(|worker| &worker.targets)
-            .all(|target| !with_events || target.trust.lock().is_settled());
+        let targets = workers.iter().filter(|worker| worker.is_ready()).flat_map(|worker| &worker.targets);
+        let viewed = !with_events || targets.into_iter().all(|target| target.trust.lock().is_settled());
+        let limit = if pool.broker_connected.load(Ordering::Relaxed) { WARM_LIMIT } else { BROKER_LIMIT };
         let waited = pool.clock.now().since(started).0;
-        if (probed && viewed) || waited >= limit {
+        if (probed && viewed) || u128::from(waited) >= limit.as_millis() {
             pool.ready.store(true, Ordering::Relaxed);
             tracing::info!(target: "kv_router", waited_ms = waited, complete = probed && viewed, "ready");
             return;
@@ -130,7 +128,7 @@ async fn watch_live_settings(pool: Arc<Pool>) {
             Ok(live) => {
                 *pool.live.write() = live;
                 *pool.live_refused.write() = None;
-                tracing::info!(target: "kv_router", policy = live.settings.policy.label(), "live settings taken");
+                tracing::info!(target: "kv_router", policy = %live.settings.policy.label(), "live settings taken");
             }
             Err(error) => {
                 tracing::error!(target: "kv_router", error = %error, "live settings refused");

@@ -54,7 +54,7 @@ fn publish(worker: &Worker, found: WorkerStatus) {
     if status.ready != found.ready || (!found.ready && status.reason != found.reason) {
         tracing::info!(
             target: "kv_router::fleet", worker = %worker.id, ready = found.ready,
-            reason = found.reason.label(), engine = found.engine.label(), "worker readiness"
+            reason = %found.reason.label(), engine = %found.engine.label(), "worker readiness"
         );
     }
     *status = WorkerStatus { reported_page: status.reported_page, ..found };

@@ -36,6 +36,8 @@ pub struct Chat<'a> {
     pub messages: &'a [Value],
     /// Tools, if there are any.
     pub tools: Option<&'a Value>,
+    /// Which of them may be called.
+    pub tool_choice: Option<&'a Value>,
     /// Documents, if there are any.
     pub documents: Option<&'a Value>,
     /// Whether the template opens the assistant's turn.
@@ -97,6 +99,7 @@ fn chat(body: &Value) -> Result<Content<'_>, Refusal> {
     Ok(Content::Chat(Chat {
         messages,
         tools: present("tools"),
+        tool_choice: present("tool_choice"),
         documents: present("documents"),
         add_generation_prompt: body.get("add_generation_prompt").and_then(Value::as_bool).unwrap_or(true),
         kwargs: body.get("chat_template_kwargs").and_then(Value::as_object),

@@ -1,7 +1,7 @@
 //! A request body to token ids.
 //!
-//! [`endpoint`] knows where a body keeps its prompt; [`render`] turns chat
-//! messages into text as the engine would; [`tokenize`] turns text into ids.
+//! [`endpoint`] knows where a body keeps its prompt; [`render`] (with [`tools`]
+//! and [`python_json`]) turns chat messages into text as the engine would; [`tokenize`] turns text into ids.
 //! What cannot be rendered exactly is refused with a reason, never guessed: a
 //! near miss would silently never hit. Nothing here blocks an async thread:
 //! callers run [`Prompter::prepare`] on the CPU pool.
@@ -10,6 +10,7 @@ pub mod endpoint;
 pub mod python_json;
 pub mod render;
 pub mod tokenize;
+pub mod tools;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use super::Refusal;
 use super::endpoint::Chat;
 use super::python_json::{Style, dumps};
+use super::tools::{self, Dialect};
 
 /// Instructions that one rendering may execute: a 100,000-message chat takes
 /// about 10 million, a template that loops for ever is stopped.
@@ -32,6 +33,11 @@ const TOOL_USE: &str = "tool_use";
 pub struct Profile {
     /// What stands between the text parts of a message.
     pub part_separator: &'static str,
+    /// How tools are dumped.
+    pub tools: Dialect,
+    /// A conversation that ends with the assistant is rendered as it stands;
+    /// SGLang rewrites it, and such a chat is refused.
+    pub ends_with_assistant: bool,
 }
 
 /// A model's chat templates, compiled.
@@ -98,6 +104,12 @@ pub enum RenderError {
         /// Its position, from 0.
         position: usize,
     },
+    /// The tools are not what engines accept.
+    #[error("tools are malformed: {0}")]
+    Tools(&'static str),
+    /// The engine would rewrite the last message.
+    #[error("the last message is the assistant's")]
+    EndsWithAssistant,
     /// The template failed.
     #[error("chat template failed")]
     Template(#[source] Box<minijinja::Error>),
@@ -107,9 +119,9 @@ impl RenderError {
     /// What the request is refused for.
     pub const fn refusal(&self) -> Refusal {
         match self {
-            Self::Message { .. } => Refusal::Malformed,
+            Self::Message { .. } | Self::Tools(_) => Refusal::Malformed,
             Self::Media { .. } => Refusal::Media,
-            Self::Template(_) => Refusal::Unrenderable,
+            Self::EndsWithAssistant | Self::Template(_) => Refusal::Unrenderable,
         }
     }
 }
@@ -118,8 +130,12 @@ impl Profile {
     /// The profile of an engine family. ATOM renders through vLLM's front end.
     pub const fn of(engine: Engine) -> Self {
         match engine {
-            Engine::SGLang => Self { part_separator: " " },
-            Engine::VLLM | Engine::ATOM | Engine::Auto => Self { part_separator: "\n" },
+            Engine::SGLang => {
+                Self { part_separator: " ", tools: Dialect::Sglang, ends_with_assistant: false }
+            }
+            Engine::VLLM | Engine::ATOM | Engine::Auto => {
+                Self { part_separator: "\n", tools: Dialect::Vllm, ends_with_assistant: true }
+            }
         }
     }
 }
@@ -171,18 +187,25 @@ impl Template {
             .enumerate()
             .map(|(position, message)| self.message(position, message, profile))
             .collect::<Result<Vec<Value>, RenderError>>()?;
+        if !profile.ends_with_assistant && chat.messages.last().is_some_and(is_assistant) {
+            return Err(RenderError::EndsWithAssistant);
+        }
+        let tools = match chat.tools {
+            Some(tools) => tools::dump(tools, chat.tool_choice, profile.tools).map_err(RenderError::Tools)?,
+            None => None,
+        };
         let mut variables: BTreeMap<&str, Jinja> = BTreeMap::new();
         for (name, token) in &self.special_tokens {
             variables.insert(name, Jinja::from(token.as_str()));
         }
         variables.insert("messages", Jinja::from(Serde(&messages)));
-        variables.insert("tools", optional(chat.tools));
+        variables.insert("tools", optional(tools.as_ref()));
         variables.insert("documents", optional(chat.documents));
         variables.insert("add_generation_prompt", Jinja::from(chat.add_generation_prompt));
         for (name, value) in chat.kwargs.into_iter().flatten() {
             variables.insert(name, Jinja::from(Serde(value)));
         }
-        let with_tools = chat.tools.is_some().then(|| self.environment.get_template(TOOL_USE).ok()).flatten();
+        let with_tools = tools.is_some().then(|| self.environment.get_template(TOOL_USE).ok()).flatten();
         with_tools
             .map_or_else(|| self.environment.get_template(DEFAULT), Ok)
             .and_then(|template| template.render(variables))
@@ -226,6 +249,10 @@ impl Template {
         }
         Ok(Value::Object(fields))
     }
+}
+
+fn is_assistant(message: &Value) -> bool {
+    message.get("role").is_some_and(|role| role == "assistant")
 }
 
 /// The texts of a content list; anything else in it is media.

@@ -22,6 +22,8 @@ async fn main() -> ExitCode {
 async fn until_told_to_stop(options: Options) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
+        // The demo first: with --keep, Ctrl-C is how it ends well.
+        biased;
         result = demo::run(&options) => result,
         _ = terminate.recv() => anyhow::bail!("told to stop"),
         result = tokio::signal::ctrl_c() => {

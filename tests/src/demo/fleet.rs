@@ -24,7 +24,7 @@ pub const MODEL: &str = "demo-model";
 pub const PAGE_TOKENS: u32 = 16;
 /// Pages of an engine's cache: the fleet holds all conversations that go on at a time with room to
 /// spare, a single engine does not.
-pub const PAGES: u32 = 1_500;
+pub const PAGES: u32 = 1_000;
 /// Prefill speed of an engine: a model of 7 to 8 billion parameters on a mid-sized GPU.
 pub const PREFILL_TOKENS_PER_SECOND: u64 = 8_000;
 /// Fixed time of an engine's step, and what each decoding request adds to it.

@@ -12,8 +12,8 @@ use serde::Serialize;
 /// Prose to draw sentences from.
 const CORPUS: &str = include_str!("../../fixtures/tokenizer/corpus.txt");
 /// What the system prompts are about; each begins with its own word, so no two share a block.
-const DESKS: [&str; 8] =
-    ["Billing", "Kitchen", "Garden", "Travel", "Library", "Workshop", "Harbour", "Weather"];
+const DESKS: [&str; 10] =
+    ["Billing", "Kitchen", "Garden", "Travel", "Library", "Workshop", "Harbour", "Weather", "Museum", "Cinema"];
 /// How users begin.
 const OPENINGS: [&str; 6] = [
     "I read this and do not understand it:",
@@ -50,10 +50,10 @@ impl Default for Shape {
         Self {
             conversations: 48,
             concurrent: 24,
-            systems: 6,
-            system_characters: (5_000, 8_500),
+            systems: 10,
+            system_characters: (6_000, 9_500),
             turns: (4, 8),
-            sentences: (3, 8),
+            sentences: (4, 10),
             answer_tokens: (30, 90),
             think_ms: 700,
         }

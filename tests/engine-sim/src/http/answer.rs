@@ -203,7 +203,7 @@ impl Answering {
         json_response(StatusCode::OK, &Value::Object(body))
     }
 
-    /// What a stream says together with the first token.
+    /// What a stream says in front of its first token.
     pub(super) fn opening_chunks(&self) -> Vec<Bytes> {
         if self.output.wanted.kind == Kind::Completion {
             return Vec::new();

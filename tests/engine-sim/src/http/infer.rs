@@ -193,8 +193,8 @@ fn stream(
     tokio::spawn(async move {
         let _running = running;
         let mut answering = Answering::new(output);
-        // Engines open a stream when its first token exists, not before: the first byte of the
-        // body tells that prefill is over.
+        // Both engines say the role together with the first token: a client's
+        // first byte is the end of prefill.
         let mut opening = answering.opening_chunks();
         let mut chunks = Vec::new();
         let mut sent = 0;
