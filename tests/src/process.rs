@@ -147,6 +147,11 @@ impl Process {
         }
     }
 
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Waits until it has ended.
     pub async fn ended(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         let deadline = Instant::now() + limit;

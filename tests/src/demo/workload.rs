@@ -12,8 +12,9 @@ use serde::Serialize;
 /// Prose to draw sentences from.
 const CORPUS: &str = include_str!("../../fixtures/tokenizer/corpus.txt");
 /// What the system prompts are about; each begins with its own word, so no two share a block.
-const DESKS: [&str; 10] =
-    ["Billing", "Kitchen", "Garden", "Travel", "Library", "Workshop", "Harbour", "Weather", "Museum", "Cinema"];
+const DESKS: [&str; 10] = [
+    "Billing", "Kitchen", "Garden", "Travel", "Library", "Workshop", "Harbour", "Weather", "Museum", "Cinema",
+];
 /// How users begin.
 const OPENINGS: [&str; 6] = [
     "I read this and do not understand it:",

@@ -1,0 +1,149 @@
+//! Every way of losing cache knowledge is noticed, repaired or named, and never a false hit.
+
+use engine_sim::{EngineSim, Wire};
+use serde_json::json;
+
+use crate::harness::{Router, Setup, chat_directly, engine, entry, fault, id, long, until};
+
+/// Case C01.
+#[tokio::test]
+async fn a_lost_message_is_replayed() {
+    for wire in [Wire::Vllm022, Wire::Vllm033, Wire::Sglang0518, Wire::Sglang0523] {
+        let lossy = engine(|config| config.wire = wire).await;
+        let router = Router::start(Setup::zmq(&[&lossy])).await;
+        chat_directly(&lossy, &long(1), None).await;
+        router.agrees_with(&lossy).await;
+        fault(&lossy, json!({"drop_events": 1})).await;
+        chat_directly(&lossy, &long(2), None).await;
+        // The next message shows that one is missing.
+        chat_directly(&lossy, &long(3), None).await;
+        router.agrees_with(&lossy).await;
+        for number in 1..=3 {
+            let chat = router.chat(&long(number), 1).await;
+            assert!(chat.cached > 100, "{wire:?}");
+            assert_eq!(chat.cached, chat.predicted(), "{wire:?}");
+        }
+    }
+}
+
+/// Cases C03, C04 and K1, with and without a replay socket.
+#[tokio::test]
+async fn an_engine_that_restarts_in_place_starts_from_nothing() {
+    for (wire, replay) in [(Wire::Vllm033, true), (Wire::Sglang0518, true), (Wire::Vllm022, false)] {
+        let mortal = engine(|config| config.wire = wire).await;
+        let router = Router::start(Setup::of(vec![entry(&mortal, replay)])).await;
+        for number in 1..4 {
+            router.chat(&long(number), 20).await;
+        }
+        let before = router.view(&id(&mortal)).await;
+        fault(&mortal, json!({"restart": true})).await;
+        comes_back(&router, &mortal).await;
+        let after = router.view(&id(&mortal)).await;
+        assert!(
+            after["ranks"][0]["epoch"].as_u64() > before["ranks"][0]["epoch"].as_u64(),
+            "{before} {after}"
+        );
+        let chat = router.chat(&long(1), 1).await;
+        assert_eq!((chat.cached, chat.predicted()), (0, 0), "{wire:?}");
+        router.agrees_with(&mortal).await;
+        let chat = router.chat(&long(1), 1).await;
+        assert!(chat.cached > 100, "{wire:?}");
+        assert_eq!(chat.cached, chat.predicted(), "{wire:?}");
+    }
+}
+
+/// Waits until the view has forgotten the life before.
+async fn comes_back(router: &Router, engine: &EngineSim) {
+    until("the view is empty", async || (router.view(&id(engine)).await["block_count"] == 0).then_some(()))
+        .await;
+}
+
+/// Case K26.
+#[tokio::test]
+async fn pages_that_do_not_divide_the_block_are_named_and_earn_nothing() {
+    for wire in [Wire::Vllm033, Wire::Sglang0523] {
+        let (odd, plain) = (
+            engine(|config| (config.wire, config.page_size) = (wire, 24)).await,
+            engine(|config| config.wire = wire).await,
+        );
+        let router = Router::start(Setup::zmq(&[&odd, &plain]).more("freshness: {fallback: Load}")).await;
+        chat_directly(&odd, &long(1), None).await;
+        until("the report names it", async || {
+            let named = router.has_problem("page_size_mismatch", Some(&id(&odd))).await;
+            (named || router.has_problem("reported_page_size_mismatch", Some(&id(&odd))).await).then_some(())
+        })
+        .await;
+        let report = router.report().await;
+        let message = report["problems"][0]["message"].as_str().unwrap();
+        assert!(message.contains("24") && message.contains("16"), "{message}");
+        let chat = router.chat(&long(1), 1).await;
+        assert_eq!(chat.predicted(), 0, "{}", chat.receipt);
+        for candidate in chat.receipt["candidates"].as_array().unwrap() {
+            let is_odd = candidate["target"]["worker"] == id(&odd);
+            assert_eq!(candidate["trust"]["credited"], !is_odd, "{candidate}");
+            assert_eq!(candidate["trust"]["state"] == "mismatched", is_odd, "{candidate}");
+        }
+    }
+}
+
+/// The engine's metrics say one size and its events another: events are the truth.
+#[tokio::test]
+async fn a_page_size_in_events_beats_the_one_in_metrics() {
+    let liar = engine(|_| {}).await;
+    let router = Router::start(Setup::zmq(&[&liar])).await;
+    fault(&liar, json!({"page_size_lie": 24})).await;
+    chat_directly(&liar, &long(1), None).await;
+    until("the report names it", async || {
+        router.has_problem("page_size_mismatch", Some(&id(&liar))).await.then_some(())
+    })
+    .await;
+}
+
+/// Pages smaller than a block are grouped.
+#[tokio::test]
+async fn small_pages_make_up_blocks() {
+    for (wire, page) in [(Wire::Vllm033, 8), (Wire::Sglang0518, 1), (Wire::Sglang0523, 4)] {
+        let fine = engine(|config| (config.wire, config.page_size) = (wire, page)).await;
+        let router = Router::start(Setup::zmq(&[&fine])).await;
+        let first = router.chat(&long(1), 4).await;
+        assert_eq!(first.cached, 0);
+        until("the view has blocks", async || {
+            let blocks = router.view(&id(&fine)).await["block_count"].as_u64().unwrap();
+            (blocks > 8).then_some(())
+        })
+        .await;
+        let second = router.chat(&long(1), 4).await;
+        assert!(second.predicted() > 100, "{wire:?} {page}: {}", second.receipt);
+        // What is left is less than a block.
+        assert!(
+            second.cached - second.predicted() < 16,
+            "{wire:?}: {} {}",
+            second.cached,
+            second.predicted()
+        );
+    }
+}
+
+/// Garbage is counted with its reason, and what comes after it counts as ever.
+#[tokio::test]
+async fn garbage_on_zmq_is_counted_and_survived() {
+    for wire in [Wire::Vllm033, Wire::Sglang0518] {
+        let noisy = engine(|config| config.wire = wire).await;
+        let router = Router::start(Setup::zmq(&[&noisy])).await;
+        router.chat(&long(1), 2).await;
+        router.agrees_with(&noisy).await;
+        let counted = async || router.metric("kvrouter_event_messages_total", "").await;
+        let good = router.metric("kvrouter_event_messages_total", "result=\"applied\"").await;
+        let before = counted().await - good;
+        fault(&noisy, json!({"garbage_events": 3})).await;
+        router.chat(&long(2), 2).await;
+        until("the garbage is counted", async || {
+            let good = router.metric("kvrouter_event_messages_total", "result=\"applied\"").await;
+            (counted().await - good >= before + 3.0).then_some(())
+        })
+        .await;
+        assert_eq!(router.metric("kvrouter_event_messages_total", "result=\"\"").await, 0.0, "a reason each");
+        let chat = router.chat(&long(1), 1).await;
+        assert_eq!(chat.cached, chat.predicted(), "no false hit: {}", chat.receipt);
+    }
+}
