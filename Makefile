@@ -32,7 +32,8 @@ test: $(NATS_STAMP) ## Runs all tests; ends with `N passed, N failed`. ARGS='-- 
 check: fetch format lint tidy docs deny test ## What CI runs: format, lint, tidy, docs, deny, test.
 
 .PHONY: engines
-engines: ## Installs real vLLM and SGLang for CPU (12 GB, 10 minutes) and compares predicted with real hits.
+engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares predicted with real hits.
+	cargo build --package kvrouter-router --bin kv-router
 	e2e/engines/run.sh
 
 .PHONY: bench

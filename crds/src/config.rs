@@ -60,6 +60,21 @@ pub struct RouterConfig {
     /// How long trust lasts and what comes after it.
     #[serde(default)]
     pub freshness: Freshness,
+    /// Whether blocks of prompts in flight count as hits to come.
+    #[serde(default)]
+    pub in_flight_credit: Switch,
+    /// What a target may be given at most.
+    #[serde(default)]
+    pub overload: Overload,
+    /// What a picture costs that the target has not seen, in blocks of prefill.
+    #[serde(default = "default_image_weight")]
+    pub image_weight: f64,
+    /// Which picks follow their session.
+    #[serde(default)]
+    pub session_affinity: SessionAffinity,
+    /// Policies that are evaluated beside the real one.
+    #[serde(default)]
+    pub shadow_policies: Vec<Policy>,
 }
 
 /// Live settings: a file that may change while the router runs. What is absent
@@ -81,6 +96,70 @@ pub struct LiveSettings {
     /// How long trust lasts and what comes after it.
     #[serde(default)]
     pub freshness: Option<Freshness>,
+    /// Whether blocks of prompts in flight count as hits to come.
+    #[serde(default)]
+    pub in_flight_credit: Option<Switch>,
+    /// What a target may be given at most.
+    #[serde(default)]
+    pub overload: Option<Overload>,
+    /// What a picture costs that the target has not seen, in blocks of prefill.
+    #[serde(default)]
+    pub image_weight: Option<f64>,
+    /// Which picks follow their session.
+    #[serde(default)]
+    pub session_affinity: Option<SessionAffinity>,
+    /// Policies that are evaluated beside the real one.
+    #[serde(default)]
+    pub shadow_policies: Option<Vec<Policy>>,
+}
+
+/// What a target may be given at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Overload {
+    /// Most uncached tokens that may wait on one target; absent for no limit.
+    pub max_queued_tokens: Option<u64>,
+    /// Share of that which only requests without hits on the target may use.
+    pub cold_reserve: f64,
+}
+
+/// Which picks follow their session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct SessionAffinity {
+    /// Which ones.
+    pub mode: SessionMode,
+    /// How long an idle session stays bound.
+    pub ttl_seconds: u64,
+}
+
+impl Default for SessionAffinity {
+    fn default() -> Self {
+        Self { mode: SessionMode::Disabled, ttl_seconds: 3600 }
+    }
+}
+
+/// Which picks follow their session, named by the header `X-Session-ID`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SessionMode {
+    /// None.
+    #[default]
+    Disabled,
+    /// Prefill picks.
+    Prefill,
+    /// Prefill, decode and mixed picks.
+    Both,
+}
+
+/// Whether something is in force. Words that YAML would turn into booleans are
+/// not among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Switch {
+    /// It is not.
+    Disabled,
+    /// It is.
+    #[default]
+    Enabled,
 }
 
 /// Names of a pool. Both are DNS labels: they become parts of NATS subjects.
@@ -301,7 +380,7 @@ impl Default for Limits {
 }
 
 /// Which rule chooses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Policy {
     /// Uncached work, queued work and decode load, in tokens.
     #[default]
@@ -387,6 +466,10 @@ const fn default_block_size() -> u32 {
 
 const fn default_dp_size() -> u32 {
     1
+}
+
+const fn default_image_weight() -> f64 {
+    48.0
 }
 
 const fn default_weight() -> f64 {

@@ -2,6 +2,8 @@
 //!
 //! Everything else gets `now` and seeds as arguments or asks this clock.
 
+#![allow(clippy::disallowed_methods, reason = "this is the file that asks")]
+
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -18,7 +20,6 @@ pub struct Clock {
 
 impl Clock {
     /// A clock whose tick 0 is now.
-    #[allow(clippy::disallowed_methods, reason = "this is the file that asks")]
     pub fn start() -> Self {
         Self { started: Instant::now(), seed: RandomState::new(), issued: AtomicU64::new(0) }
     }
@@ -34,7 +35,6 @@ impl Clock {
     }
 
     /// Milliseconds since 1970. May jump; 0 before 1970.
-    #[allow(clippy::disallowed_methods, reason = "this is the file that asks")]
     pub fn unix_ms(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_millis() as u64)
     }

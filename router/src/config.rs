@@ -9,9 +9,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use kvrouter_core::policy::{LoadWeights, OverlapWeights, PolicyKind, Settings};
+use kvrouter_core::policy::sessions::SessionMode;
+use kvrouter_core::policy::shadow::PolicySet;
+use kvrouter_core::policy::{
+    ImageWeight, LoadWeights, OverlapWeights, Overload, PolicyKind, SessionSettings, Settings, Switch,
+};
 use kvrouter_core::trust::Freshness;
-use kvrouter_core::units::{BlockSize, Millis};
+use kvrouter_core::units::{BlockSize, Millis, Tokens};
 use kvrouter_crds::config::{self as file, EventTransport, Fallback, LiveSettings, RouterConfig};
 
 use crate::feed::zmtp::Endpoint;
@@ -61,6 +65,9 @@ pub struct ServeFlags {
     /// Where workers are found.
     #[arg(long, env = "KVROUTER_DISCOVERY_BACKEND")]
     pub discovery_backend: Option<DiscoveryFlag>,
+    /// Which picks follow their session.
+    #[arg(long, env = "KVROUTER_SESSION_AFFINITY")]
+    pub session_affinity: Option<SessionFlag>,
     /// Folder with `tokenizer.json`.
     #[arg(long, env = "KVROUTER_ROUTER_TOKENIZER_PATH")]
     pub router_tokenizer_path: Option<PathBuf>,
@@ -151,6 +158,15 @@ pub enum TransportFlag {
     Nats,
     Zmq,
     None,
+}
+
+/// Which picks follow their session, as flags spell it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[allow(missing_docs, reason = "the names are the modes'")]
+pub enum SessionFlag {
+    Disabled,
+    Prefill,
+    Both,
 }
 
 /// A discovery backend as flags spell it.
@@ -261,73 +277,88 @@ impl ServeConfig {
 
 impl Live {
     fn of(file: &RouterConfig) -> Self {
-        let mut live = Self::default();
-        live.set(file.policy, file.overlap_weights, file.load_weights, file.freshness);
-        live
+        Self::default().with(&LiveSettings {
+            schema_version: file.schema_version,
+            policy: Some(file.policy),
+            overlap_weights: Some(file.overlap_weights),
+            load_weights: file.load_weights,
+            freshness: Some(file.freshness),
+            in_flight_credit: Some(file.in_flight_credit),
+            overload: Some(file.overload),
+            image_weight: Some(file.image_weight),
+            session_affinity: Some(file.session_affinity),
+            shadow_policies: Some(file.shadow_policies.clone()),
+        })
     }
 
     /// These settings with what the live file at `path` changes.
-    pub fn updated(mut self, path: &Path) -> Result<Self, ConfigError> {
+    pub fn updated(self, path: &Path) -> Result<Self, ConfigError> {
         let text = read(path)?;
         let live: LiveSettings = parse(path, &text)?;
-        check_live(&live).map_err(|complaint| complaint.at(path, &text))?;
-        let policy = live.policy.unwrap_or_else(|| policy_of(self.settings.policy));
-        let overlap = live.overlap_weights.unwrap_or(file::OverlapWeights {
-            default: self.settings.overlap.default,
-            prefill: self.settings.overlap.prefill,
-            decode: self.settings.overlap.decode,
-        });
-        let freshness = live.freshness.unwrap_or(file::Freshness {
-            budget_seconds: self.freshness.budget.0 / 1000,
-            fallback: self.fallback,
-        });
-        let kept = self.settings.load;
-        self.set(policy, overlap, live.load_weights, freshness);
-        if live.load_weights.is_none() {
-            self.settings.load = kept;
-        }
-        Ok(self)
+        check_live(&live, self.settings.policy).map_err(|complaint| complaint.at(path, &text))?;
+        Ok(self.with(&live))
     }
 
-    fn set(
-        &mut self,
-        policy: file::Policy,
-        overlap: file::OverlapWeights,
-        load: Option<file::LoadWeights>,
-        freshness: file::Freshness,
-    ) {
-        let load = load.unwrap_or_default();
-        self.settings = Settings {
-            policy: match policy {
-                file::Policy::CachePlusLoad => PolicyKind::CachePlusLoad,
-                file::Policy::KvAware => PolicyKind::KvAware,
-                file::Policy::LeastLoad => PolicyKind::LeastLoad,
-                file::Policy::RoundRobin => PolicyKind::RoundRobin,
-            },
-            overlap: OverlapWeights {
-                default: overlap.default,
-                prefill: overlap.prefill,
-                decode: overlap.decode,
-            },
-            load: LoadWeights {
-                queue: load.queue,
-                decode: load.decode,
-                request: load.request,
-                imbalance: load.imbalance,
-            },
-            ..Settings::default()
-        };
-        self.freshness.budget = Millis::from_secs(freshness.budget_seconds);
-        self.fallback = freshness.fallback;
+    fn with(mut self, live: &LiveSettings) -> Self {
+        let settings = &mut self.settings;
+        if let Some(policy) = live.policy {
+            settings.policy = kind_of(policy);
+        }
+        if let Some(weights) = live.overlap_weights {
+            let file::OverlapWeights { default, prefill, decode } = weights;
+            settings.overlap = OverlapWeights { default, prefill, decode };
+        }
+        if let Some(weights) = live.load_weights {
+            let file::LoadWeights { queue, decode, request, imbalance } = weights;
+            settings.load = LoadWeights { queue, decode, request, imbalance };
+        }
+        if let Some(credit) = live.in_flight_credit {
+            settings.in_flight_credit = switch(credit);
+        }
+        if let Some(overload) = live.overload {
+            let max_queued = overload.max_queued_tokens.map(Tokens);
+            settings.overload = Overload { max_queued, cold_reserve: overload.cold_reserve };
+        }
+        if let Some(weight) = live.image_weight {
+            settings.image_weight = ImageWeight(weight);
+        }
+        if let Some(affinity) = live.session_affinity {
+            let time_to_live = Millis::from_secs(affinity.ttl_seconds);
+            settings.sessions = SessionSettings { mode: session_mode(affinity.mode), time_to_live };
+        }
+        if let Some(shadows) = &live.shadow_policies {
+            let all = shadows.iter().map(|policy| kind_of(*policy));
+            settings.shadows = all.fold(PolicySet::default(), PolicySet::with);
+        }
+        if let Some(freshness) = live.freshness {
+            self.freshness.budget = Millis::from_secs(freshness.budget_seconds);
+            self.fallback = freshness.fallback;
+        }
+        self
     }
 }
 
-const fn policy_of(kind: PolicyKind) -> file::Policy {
-    match kind {
-        PolicyKind::CachePlusLoad => file::Policy::CachePlusLoad,
-        PolicyKind::KvAware => file::Policy::KvAware,
-        PolicyKind::LeastLoad => file::Policy::LeastLoad,
-        PolicyKind::RoundRobin => file::Policy::RoundRobin,
+const fn kind_of(policy: file::Policy) -> PolicyKind {
+    match policy {
+        file::Policy::CachePlusLoad => PolicyKind::CachePlusLoad,
+        file::Policy::KvAware => PolicyKind::KvAware,
+        file::Policy::LeastLoad => PolicyKind::LeastLoad,
+        file::Policy::RoundRobin => PolicyKind::RoundRobin,
+    }
+}
+
+const fn session_mode(mode: file::SessionMode) -> SessionMode {
+    match mode {
+        file::SessionMode::Disabled => SessionMode::Disabled,
+        file::SessionMode::Prefill => SessionMode::Prefill,
+        file::SessionMode::Both => SessionMode::Both,
+    }
+}
+
+const fn switch(switch: file::Switch) -> Switch {
+    match switch {
+        file::Switch::Disabled => Switch::Disabled,
+        file::Switch::Enabled => Switch::Enabled,
     }
 }
 
@@ -350,6 +381,13 @@ fn apply_flags(file: &mut RouterConfig, flags: &ServeFlags) {
             TransportFlag::Nats => EventTransport::NATS,
             TransportFlag::Zmq => EventTransport::ZMQ,
             TransportFlag::None => EventTransport::None,
+        };
+    }
+    if let Some(mode) = flags.session_affinity {
+        file.session_affinity.mode = match mode {
+            SessionFlag::Disabled => file::SessionMode::Disabled,
+            SessionFlag::Prefill => file::SessionMode::Prefill,
+            SessionFlag::Both => file::SessionMode::Both,
         };
     }
     if let Some(DiscoveryFlag::Static) = flags.discovery_backend {
@@ -376,8 +414,11 @@ fn check(file: &RouterConfig) -> Checked {
     check_listen(&file.listen)?;
     check_workers(file)?;
     check_events(&file.kv_events)?;
-    check_policy(file.policy, &file.overlap_weights, file.load_weights.as_ref())?;
+    check_policy(kind_of(file.policy), &file.overlap_weights, file.load_weights.as_ref())?;
     check_freshness(&file.freshness)?;
+    check_overload(&file.overload)?;
+    check_image_weight(file.image_weight)?;
+    check_sessions(&file.session_affinity)?;
     let limits = [
         ("limits.requestBodyBytes", file.limits.request_body_bytes),
         ("limits.connectTimeoutSeconds", file.limits.connect_timeout_seconds),
@@ -478,16 +519,49 @@ fn check_events(events: &file::KvEvents) -> Checked {
     }
 }
 
-fn check_live(live: &LiveSettings) -> Checked {
+/// `policy` is the one in force where the file names none.
+fn check_live(live: &LiveSettings, policy: PolicyKind) -> Checked {
     check_version(live.schema_version)?;
-    let policy = live.policy.unwrap_or_default();
-    let load = live.load_weights.as_ref().filter(|_| live.policy.is_some());
-    check_policy(policy, &live.overlap_weights.unwrap_or_default(), load)?;
-    check_freshness(&live.freshness.unwrap_or_default())
+    let kind = live.policy.map_or(policy, kind_of);
+    check_policy(kind, &live.overlap_weights.unwrap_or_default(), live.load_weights.as_ref())?;
+    check_freshness(&live.freshness.unwrap_or_default())?;
+    check_overload(&live.overload.unwrap_or_default())?;
+    check_image_weight(live.image_weight.unwrap_or(0.0))?;
+    check_sessions(&live.session_affinity.unwrap_or_default())
+}
+
+fn check_overload(overload: &file::Overload) -> Checked {
+    if overload.max_queued_tokens == Some(0) {
+        return complain("overload.maxQueuedTokens", "must be at least 1; leave it out for no limit");
+    }
+    if !(0.0..1.0).contains(&overload.cold_reserve) {
+        return complain("overload.coldReserve", "must be at least 0 and below 1");
+    }
+    if overload.cold_reserve > 0.0 && overload.max_queued_tokens.is_none() {
+        return complain(
+            "overload.coldReserve",
+            "is a share of overload.maxQueuedTokens, which is not set; set it",
+        );
+    }
+    Ok(())
+}
+
+fn check_image_weight(weight: f64) -> Checked {
+    if (0.0..=MAX_WEIGHT).contains(&weight) {
+        return Ok(());
+    }
+    complain("imageWeight", format!("is {weight}; must be 0 to {MAX_WEIGHT}"))
+}
+
+fn check_sessions(affinity: &file::SessionAffinity) -> Checked {
+    if (1..=86_400).contains(&affinity.ttl_seconds) {
+        return Ok(());
+    }
+    complain("sessionAffinity.ttlSeconds", "must be 1 to 86400")
 }
 
 fn check_policy(
-    policy: file::Policy,
+    policy: PolicyKind,
     overlap: &file::OverlapWeights,
     load: Option<&file::LoadWeights>,
 ) -> Checked {
@@ -495,7 +569,7 @@ fn check_policy(
     weights.extend(overlap.prefill.map(|weight| ("overlapWeights.prefill", weight)));
     weights.extend(overlap.decode.map(|weight| ("overlapWeights.decode", weight)));
     if let Some(load) = load {
-        if policy != file::Policy::CachePlusLoad {
+        if policy != PolicyKind::CachePlusLoad {
             return complain(
                 "loadWeights",
                 "only count with policy CachePlusLoad; remove them or change policy",
@@ -670,6 +744,19 @@ kvEvents:
             ("contradiction", "policy: KvAware\nloadWeights: {queue: 2}\n", "15: loadWeights: only count"),
             ("negative weight", "overlapWeights: {default: -1}\n", "14: overlapWeights.default: is -1"),
             ("not a number", "overlapWeights: {default: .nan}\n", "14: overlapWeights.default: is NaN"),
+            (
+                "a reserve of nothing",
+                "overload: {coldReserve: 0.2}\n",
+                "14: overload.coldReserve: is a share",
+            ),
+            ("a cap of nothing", "overload: {maxQueuedTokens: 0}\n", "14: overload.maxQueuedTokens: must"),
+            (
+                "a session for ever",
+                "sessionAffinity: {mode: Both, ttlSeconds: 0}\n",
+                "14: sessionAffinity.ttlSeconds",
+            ),
+            ("an unknown shadow", "shadowPolicies: [Best]\n", "14: shadowPolicies[0]: unknown variant"),
+            ("a boolean", "inFlightCredit: off\n", "14: inFlightCredit: "),
             ("short budget", "freshness: {budgetSeconds: 1}\n", "14: freshness.budgetSeconds: must be"),
         ] {
             let message = load(&weights(addition), &[]).expect_err(why).to_string();

@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use kvrouter_core::blocks::{BlockHash, NamespaceId, chain};
 use kvrouter_core::ids::{Role, Target, WorkerId};
-use kvrouter_core::policy::leases::{Lease, Prospect};
-use kvrouter_core::policy::{Candidate, Decision, Evidence, Outcome, PickRequest, hits};
+use kvrouter_core::policy::images::ImageKey;
+use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
+use kvrouter_core::policy::sessions::{SessionKey, SessionUse};
+use kvrouter_core::policy::{Candidate, Evidence, NoChoice, Outcome, PickRequest, hits, shadow};
 use kvrouter_core::receipts::{Receipt, ReceiptNumber, SCHEMA_VERSION};
 use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::Fallback;
@@ -33,6 +35,10 @@ pub struct Ask {
     pub namespace: NamespaceId,
     /// Its full blocks; empty where it was not tokenised.
     pub blocks: Arc<[BlockHash]>,
+    /// Pictures, clips and recordings in it.
+    pub images: Vec<ImageKey>,
+    /// The session it belongs to.
+    pub session: Option<SessionKey>,
 }
 
 /// A pick: where to send a request, and what holds the booking.
@@ -59,6 +65,8 @@ impl Ask {
             exact_tokens: prompt.refused.is_none(),
             namespace: pool.identity.id(&prompt.namespace),
             blocks: chain(root, pool.config.size, &prompt.tokens).into(),
+            images: prompt.images.clone(),
+            session: None,
         }
     }
 
@@ -69,6 +77,8 @@ impl Ask {
             prompt: self.prompt_tokens,
             blocks: &self.blocks,
             size: pool.config.size,
+            images: &self.images,
+            session: self.session.as_ref(),
         }
     }
 
@@ -89,32 +99,54 @@ impl Ask {
             chosen: None,
             outcome: Outcome::NoTarget,
             predicted_hit_tokens: Tokens(0),
+            images: self.images.len() as u64,
+            session: SessionUse::None,
+            shadows: Vec::new(),
             result: None,
         }
     }
 }
 
+/// A request that found nobody.
+#[derive(Debug)]
+pub struct Unrouted {
+    /// Where the receipt was filed.
+    pub receipt: ReceiptNumber,
+    /// Whether there were workers, all over their hard cap.
+    pub overloaded: bool,
+}
+
 /// Picks a ready worker outside `excluded`, books the request there and files
-/// the receipt; `Err` is the receipt of a request that found nobody.
-pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Result<Routed, ReceiptNumber> {
+/// the receipt.
+pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Result<Routed, Unrouted> {
     let prospects = prospects(pool, ask, excluded);
     let settings = pool.live.read().settings;
     let mut receipt = ask.receipt(pool, attempt);
     let request = ask.pick_request(pool);
-    let picked = pool.ledger.select_and_book(&settings, &request, ask.namespace, &ask.blocks, prospects);
-    let Some(pick) = picked else {
-        count(pool, ask, Outcome::NoTarget, None);
-        return Err(pool.receipts.lock().file(receipt));
+    let now = pool.clock.now();
+    let picked = pool.ledger.select_and_book(now, &settings, &request, ask.namespace, &ask.blocks, prospects);
+    let pick = match picked {
+        Ok(pick) => pick,
+        Err(nobody) => {
+            count(pool, ask, Outcome::NoTarget, None);
+            let overloaded = stand(&mut receipt, &nobody);
+            return Err(Unrouted { receipt: pool.receipts.lock().file(receipt), overloaded });
+        }
     };
     receipt.fill(&pick.candidates, &pick.decision);
+    receipt.session = pick.session;
+    receipt.shadows =
+        shadow::evaluate(&settings, &request, &pick.candidates, &pick.decision, pick.turn.as_ref());
     let chosen = &pick.candidates[pick.decision.chosen];
-    log_pick(pool, ask, chosen, &pick.decision);
+    log_pick(pool, ask, chosen, &pick);
     count(pool, ask, pick.decision.outcome, Some(chosen));
+    count_shadows(pool, &receipt, chosen);
+    pool.metrics.sessions.with_label_values(&[pick.session.label()]).inc();
     let receipt = pool.receipts.lock().file(receipt);
     let found = pool.fleet.worker(chosen.target.worker.as_str());
     let worker = Arc::clone(found.expect("candidates come from the fleet, which never shrinks"));
     if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
-        pool.history.lock().record(pool.clock.now(), state.slot, ask.namespace, &ask.blocks);
+        pool.history.lock().record(now, state.slot, ask.namespace, &ask.blocks);
     }
     Ok(Routed { worker, target: chosen.target.clone(), lease: pick.lease, receipt })
 }
@@ -124,11 +156,37 @@ pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
     let settings = pool.live.read().settings;
     let mut receipt = ask.receipt(pool, 0);
     let prospects = prospects(pool, ask, &[]);
-    let preview = pool.ledger.preview(&settings, &ask.pick_request(pool), ask.namespace, prospects);
-    if let Some((decision, candidates)) = preview {
-        receipt.fill(&candidates, &decision);
+    let request = ask.pick_request(pool);
+    match pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, prospects) {
+        Ok((decision, candidates)) => {
+            receipt.fill(&candidates, &decision);
+            receipt.shadows = shadow::evaluate(&settings, &request, &candidates, &decision, None);
+        }
+        Err(nobody) => {
+            stand(&mut receipt, &nobody);
+        }
     }
     receipt
+}
+
+/// Writes down who was rejected and for what; whether overload is the reason.
+fn stand(receipt: &mut Receipt, nobody: &NoPick) -> bool {
+    match &nobody.reason {
+        NoChoice::Empty => false,
+        NoChoice::Overloaded(terms) => {
+            receipt.stand(&nobody.candidates, terms);
+            true
+        }
+    }
+}
+
+fn count_shadows(pool: &Pool, receipt: &Receipt, chosen: &Candidate) {
+    for shadow in &receipt.shadows {
+        let agrees = if shadow.target == chosen.target { "true" } else { "false" };
+        pool.metrics.shadow_picks.with_label_values(&[shadow.policy.label(), agrees]).inc();
+        let regret = u64::try_from(shadow.regret_blocks).unwrap_or(0);
+        pool.metrics.shadow_regret.with_label_values(&[shadow.policy.label()]).inc_by(regret);
+    }
 }
 
 /// All ranks of all ready workers, with what their views and the routing
@@ -153,7 +211,8 @@ fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
         };
         let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
         let account = Arc::clone(&state.account);
-        Prospect { target: state.target.clone(), account, claimed, hits, evidence, trust }
+        let usable = hits::limit(ask.prompt_tokens, pool.config.size, paired);
+        Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
     };
     let eligible =
         pool.fleet.workers().iter().filter(|worker| worker.is_ready() && !excluded.contains(&worker.id));
@@ -167,14 +226,17 @@ fn count(pool: &Pool, ask: &Ask, outcome: Outcome, chosen: Option<&Candidate>) {
     pool.metrics.prompt_blocks.inc_by(ask.blocks.len() as u64);
     let evidence = match chosen.evidence {
         Evidence::Nothing => return,
-        Evidence::View => "view",
+        Evidence::View | Evidence::InFlight => "view",
         Evidence::History => "history",
     };
-    pool.metrics.hit_blocks.with_label_values(&[evidence]).inc_by(chosen.hits.total());
+    let confirmed = chosen.hits.total() - chosen.predicted;
+    pool.metrics.hit_blocks.with_label_values(&[evidence]).inc_by(confirmed);
+    pool.metrics.hit_blocks.with_label_values(&["in_flight"]).inc_by(chosen.predicted);
 }
 
 /// The line that our documentation promises.
-fn log_pick(pool: &Pool, ask: &Ask, chosen: &Candidate, decision: &Decision) {
+fn log_pick(pool: &Pool, ask: &Ask, chosen: &Candidate, pick: &Pick) {
+    let decision = &pick.decision;
     let cost = decision.terms[decision.chosen].cost;
     tracing::info!(
         target: "kv_router::pick",
@@ -182,6 +244,7 @@ fn log_pick(pool: &Pool, ask: &Ask, chosen: &Candidate, decision: &Decision) {
         role = %ask.role.label(),
         picked = %chosen.target,
         hits = chosen.hits.total(),
+        predicted = chosen.predicted,
         blocks = ask.blocks.len(),
         cost = (cost * 1000.0).round() / 1000.0,
         active_blocks = chosen.load.active_blocks,
@@ -191,6 +254,9 @@ fn log_pick(pool: &Pool, ask: &Ask, chosen: &Candidate, decision: &Decision) {
         tie = %decision.tie.label(),
         hit_tokens = pool.config.size.tokens_in(Blocks(chosen.hits.total())).0,
         prompt_tokens = ask.prompt_tokens.0,
+        mm_images = ask.images.len(),
+        mm_affinity_hits = chosen.images_seen,
+        session = %pick.session.label(),
         request_id = %ask.request_id,
         "pick"
     );

@@ -12,6 +12,8 @@ use serde_json::Value;
 
 use crate::blocks::NamespaceId;
 use crate::ids::{Role, Target};
+use crate::policy::sessions::SessionUse;
+use crate::policy::shadow::Shadow;
 use crate::policy::tie::TieBranch;
 use crate::policy::{Candidate, Decision, Evidence, Load, Outcome, Settings, Terms};
 use crate::trust::Verdict;
@@ -53,6 +55,12 @@ pub struct Receipt {
     pub outcome: Outcome,
     /// Tokens that the chosen target is predicted to skip.
     pub predicted_hit_tokens: Tokens,
+    /// Pictures, clips and recordings in the request.
+    pub images: u64,
+    /// What the request's session had to say.
+    pub session: SessionUse,
+    /// What shadow policies would have chosen.
+    pub shadows: Vec<Shadow>,
     /// Joined when the answer has ended.
     pub result: Option<ResultRecord>,
 }
@@ -66,12 +74,16 @@ pub struct CandidateRecord {
     pub claimed: TierHits,
     /// Blocks that counted.
     pub hits: TierHits,
+    /// How many of them are predicted from prompts in flight.
+    pub predicted: u64,
     /// Where they come from.
     pub evidence: Evidence,
     /// Its load.
     pub load: Load,
     /// Blocks of this request that were active on it.
     pub shared_active: u64,
+    /// Pictures of the request that it had seen.
+    pub images_seen: u64,
     /// What its view was worth.
     pub trust: Verdict,
     /// Its price.
@@ -107,24 +119,31 @@ pub struct ResultRecord {
 impl Receipt {
     /// Writes down who stood for choice and who was chosen.
     pub fn fill(&mut self, candidates: &[Candidate], decision: &Decision) {
-        self.candidates = candidates
-            .iter()
-            .zip(&decision.terms)
-            .map(|(candidate, terms)| CandidateRecord {
-                target: candidate.target.clone(),
-                claimed: candidate.claimed,
-                hits: candidate.hits,
-                evidence: candidate.evidence,
-                load: candidate.load,
-                shared_active: candidate.shared_active,
-                trust: candidate.trust,
-                terms: *terms,
-            })
-            .collect();
+        self.stand(candidates, &decision.terms);
         let chosen = &candidates[decision.chosen];
         self.chosen = Some(ChosenRecord { target: chosen.target.clone(), tie: decision.tie });
         self.outcome = decision.outcome;
         self.predicted_hit_tokens = Tokens(chosen.hits.total() * u64::from(self.block_size));
+    }
+
+    /// Writes down who stood for choice.
+    pub fn stand(&mut self, candidates: &[Candidate], terms: &[Terms]) {
+        self.candidates = candidates
+            .iter()
+            .zip(terms)
+            .map(|(candidate, terms)| CandidateRecord {
+                target: candidate.target.clone(),
+                claimed: candidate.claimed,
+                hits: candidate.hits,
+                predicted: candidate.predicted,
+                evidence: candidate.evidence,
+                load: candidate.load,
+                shared_active: candidate.shared_active,
+                images_seen: candidate.images_seen,
+                trust: candidate.trust,
+                terms: *terms,
+            })
+            .collect();
     }
 }
 
@@ -188,7 +207,7 @@ fn write_canonical(value: &Value, out: &mut String) {
     match value {
         Value::Object(fields) => {
             let mut keys: Vec<_> = fields.iter().collect();
-            keys.sort_by(|(a, _), (b, _)| a.cmp(b));
+            keys.sort_by_key(|(key, _)| *key);
             out.push('{');
             for (position, (key, value)) in keys.into_iter().enumerate() {
                 if position > 0 {
@@ -242,6 +261,9 @@ mod tests {
             chosen: None,
             outcome: Outcome::NoTarget,
             predicted_hit_tokens: Tokens(0),
+            images: 0,
+            session: SessionUse::None,
+            shadows: Vec::new(),
             result: None,
         }
     }

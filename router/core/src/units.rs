@@ -106,8 +106,8 @@ impl BlockSize {
         self.0.get()
     }
 
-    /// Tokens in one block, as a slice length.
-    pub const fn len(self) -> usize {
+    /// Tokens in one block, to compare with the length of a slice.
+    pub const fn as_usize(self) -> usize {
         self.0.get() as usize
     }
 

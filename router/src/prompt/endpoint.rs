@@ -92,6 +92,10 @@ fn chat(body: &Value) -> Result<Content<'_>, Refusal> {
     {
         return Err(Refusal::Unrenderable);
     }
+    // Their place in the prompt is not known, so no text after them may count.
+    if body.get("images").and_then(Value::as_array).is_some_and(|images| !images.is_empty()) {
+        return Err(Refusal::Media);
+    }
     let present = |name: &str| {
         let value = body.get(name).filter(|value| !value.is_null());
         value.filter(|value| value.as_array().is_none_or(|list| !list.is_empty()))

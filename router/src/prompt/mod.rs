@@ -7,6 +7,7 @@
 //! callers run [`Prompter::prepare`] on the CPU pool.
 
 pub mod endpoint;
+pub mod media;
 pub mod python_json;
 pub mod render;
 pub mod tokenize;
@@ -16,6 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvrouter_core::blocks::Namespace;
+use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::units::Tokens;
 use kvrouter_crds::config::Engine;
 use serde_json::Value;
@@ -35,6 +37,8 @@ pub struct Prompt {
     pub namespace: Namespace,
     /// Why there are no token ids; `None` when there are.
     pub refused: Option<Refusal>,
+    /// Pictures, clips and recordings in it.
+    pub images: Vec<ImageKey>,
 }
 
 /// Why a body was not turned into token ids. Such a request is routed by load.
@@ -115,14 +119,15 @@ impl Prompter {
     ) -> Prompt {
         let salt = body.get("cache_salt").and_then(Value::as_str).map(Into::into);
         let namespace = Namespace { adapter, salt };
+        let images = media::keys(body);
         match self.tokens(endpoint, body, engine) {
             Ok(tokens) => {
                 let count = Tokens(tokens.len() as u64);
-                Prompt { tokens: tokens.into(), count, namespace, refused: None }
+                Prompt { tokens: tokens.into(), count, namespace, refused: None, images }
             }
             Err(refusal) => {
                 let count = endpoint::estimate(body);
-                Prompt { tokens: Arc::from([]), count, namespace, refused: Some(refusal) }
+                Prompt { tokens: Arc::from([]), count, namespace, refused: Some(refusal), images }
             }
         }
     }

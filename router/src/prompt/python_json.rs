@@ -62,7 +62,7 @@ impl Writer<'_> {
             Value::Object(fields) => {
                 let mut fields: Vec<_> = fields.iter().collect();
                 if self.style.sort_keys {
-                    fields.sort_by(|(a, _), (b, _)| a.cmp(b));
+                    fields.sort_by_key(|(name, _)| *name);
                 }
                 self.out.push('{');
                 for (position, (name, value)) in fields.into_iter().enumerate() {

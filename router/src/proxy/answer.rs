@@ -61,7 +61,7 @@ impl Watch {
 
     /// Prefill is over by estimate.
     pub fn prefill_is_over(&mut self) {
-        self.routed.lease.first_byte(None);
+        self.routed.lease.first_byte(self.pool.clock.now(), None);
     }
 
     /// Notes the answer's status.
@@ -69,8 +69,13 @@ impl Watch {
         self.result.status = status;
     }
 
-    /// The attempt failed; `reason` is a stable label.
+    /// The worker failed; `reason` is a stable label.
     pub fn fail(&mut self, reason: &'static str) {
+        self.routed.lease.fail();
+        self.note_failure(reason);
+    }
+
+    fn note_failure(&mut self, reason: &'static str) {
         self.result.failure = Some(reason);
         self.pool.metrics.failures.with_label_values(&[reason]).inc();
     }
@@ -79,7 +84,7 @@ impl Watch {
         let elapsed = self.pool.clock.micros() - self.started;
         let millis = Millis(elapsed / 1000);
         // An answer in one piece comes after its last token: no prefill speed.
-        self.routed.lease.first_byte(self.streamed.then_some(millis));
+        self.routed.lease.first_byte(self.pool.clock.now(), self.streamed.then_some(millis));
         self.result.first_byte_ms = Some(millis.0);
         if self.streamed {
             self.pool.metrics.first_byte_seconds.observe(elapsed as f64 / 1e6);
@@ -101,8 +106,10 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if !self.over && self.result.failure.is_none() {
-            self.fail("client_gone");
+            // Nothing that the worker did: its session stays bound.
+            self.note_failure("client_gone");
         }
+        self.routed.lease.end(self.pool.clock.now());
         self.pool.receipts.lock().join(self.routed.receipt, self.result.clone());
     }
 }

@@ -36,8 +36,12 @@ pub enum ClientError {
     BodyUnreadable,
     /// The path cannot be forwarded.
     BadPath,
+    /// The session header is repeated, empty, too long or no text.
+    BadSession,
     /// No worker is ready.
     NoWorker,
+    /// All workers are over their hard cap.
+    Overloaded,
     /// All attempts failed before a first byte.
     WorkerFailed {
         /// The last one tried.
@@ -60,7 +64,8 @@ impl ClientError {
     const fn status(&self) -> StatusCode {
         match self {
             Self::NotJson { .. } | Self::NotAnObject | Self::ModelNotText => StatusCode::BAD_REQUEST,
-            Self::BodyUnreadable | Self::BadPath => StatusCode::BAD_REQUEST,
+            Self::BodyUnreadable | Self::BadPath | Self::BadSession => StatusCode::BAD_REQUEST,
+            Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::UnknownModel { .. } => StatusCode::NOT_FOUND,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NoWorker | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
@@ -78,7 +83,9 @@ impl ClientError {
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyUnreadable => "body_unreadable",
             Self::BadPath => "bad_path",
+            Self::BadSession => "invalid_session_id",
             Self::NoWorker => "no_worker",
+            Self::Overloaded => "overloaded",
             Self::WorkerFailed { .. } => "worker_failed",
             Self::FirstByteTimeout { .. } => "first_byte_timeout",
             Self::ShuttingDown => "shutting_down",
@@ -100,6 +107,13 @@ impl ClientError {
             }
             Self::BodyUnreadable => "The body ended early or is badly framed. Send it again.".to_owned(),
             Self::BadPath => "The path cannot be forwarded. Check the URL.".to_owned(),
+            Self::BadSession => {
+                "The header X-Session-ID must be sent once, with 1 to 1024 visible ASCII bytes.".to_owned()
+            }
+            Self::Overloaded => {
+                "All workers have as much waiting as they may have. Try again later, or raise overload.maxQueuedTokens."
+                    .to_owned()
+            }
             Self::NoWorker => {
                 "No worker is ready. Try again, or look at /health/report for what is missing.".to_owned()
             }
@@ -116,6 +130,7 @@ impl ClientError {
 
     const fn kind(&self) -> &'static str {
         match self.status().as_u16() {
+            429 => "rate_limit_error",
             400..500 => "invalid_request_error",
             _ => "server_error",
         }
@@ -131,7 +146,7 @@ impl IntoResponse for ClientError {
     fn into_response(self) -> Response {
         let body = object(&self.message(), self.kind(), self.code());
         let mut response = (self.status(), axum::Json(body)).into_response();
-        if self.status() == StatusCode::SERVICE_UNAVAILABLE {
+        if matches!(self.status(), StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response

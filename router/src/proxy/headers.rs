@@ -10,6 +10,9 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Chooses a rank of an engine with several.
 pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
+/// Names the session that a request belongs to.
+pub const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
+
 /// Headers that speak to the next hop only. `Expect` is answered by us, `Host`
 /// and `Content-Length` are written anew.
 const HOP_BY_HOP: [HeaderName; 12] = [

@@ -21,14 +21,16 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Uri};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use kvrouter_core::ids::Role;
 use kvrouter_core::ids::WorkerId;
-use kvrouter_core::receipts::{ReceiptNumber, ResultRecord};
+use kvrouter_core::policy::sessions::SessionKey;
+use kvrouter_core::receipts::ResultRecord;
 use serde_json::{Value, json};
 
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::prompt::{Prompt, Refusal};
-use crate::route::{self, Ask, Routed};
+use crate::route::{self, Ask, Routed, Unrouted};
 use answer::Watch;
 use errors::ClientError;
 use upstream::{Upstream, UpstreamError};
@@ -37,6 +39,8 @@ use upstream::{Upstream, UpstreamError};
 const ATTEMPTS: u32 = 2;
 /// How often a request that waits for a ready worker looks again.
 const WAIT_STEP: Duration = Duration::from_millis(50);
+/// Longest session id.
+const MAX_SESSION_ID: usize = 1024;
 /// Longest request id that is taken over from a client.
 const MAX_REQUEST_ID: usize = 256;
 
@@ -121,6 +125,7 @@ async fn serve(State(app): State<App>, request: Request<Body>) -> Response {
 async fn inbound(app: &App, endpoint: Endpoint, request: Request<Body>) -> Result<Inbound, ClientError> {
     let (parts, body) = request.into_parts();
     let request_id = request_id(app, &parts.headers);
+    let session = session(app, &parts.headers)?;
     let limit = usize::try_from(app.pool.config.file.limits.request_body_bytes).unwrap_or(usize::MAX);
     let body = match Limited::new(body, limit).collect().await {
         Ok(collected) => collected.to_bytes(),
@@ -128,7 +133,8 @@ async fn inbound(app: &App, endpoint: Endpoint, request: Request<Body>) -> Resul
         Err(_) => return Err(ClientError::BodyUnreadable),
     };
     let started = app.pool.clock.micros();
-    let (ask, streamed) = prepare(app, endpoint, request_id, body.clone()).await?;
+    let (mut ask, streamed) = prepare(app, endpoint, request_id, body.clone()).await?;
+    ask.session = session;
     let elapsed = app.pool.clock.micros() - started;
     app.pool.metrics.prompt_seconds.observe(elapsed as f64 / 1e6);
     Ok(Inbound { method: parts.method, uri: parts.uri, headers: parts.headers, body, ask, streamed })
@@ -142,8 +148,8 @@ fn request_id(app: &App, headers: &HeaderMap) -> Arc<str> {
     }
 }
 
-/// Parses, renders, tokenises and hashes on a thread of the CPU pool, of which
-/// there are as many as cores.
+/// [`prepare_blocking`] on a thread of the CPU pool, of which as many work as
+/// there are cores.
 async fn prepare(
     app: &App,
     endpoint: Endpoint,
@@ -159,7 +165,21 @@ async fn prepare(
     tokio::task::spawn_blocking(work).await.map_err(|_| ClientError::ShuttingDown)?
 }
 
-/// The CPU-bound part of [`prepare`]; also what a dry run needs.
+/// The session that the request names, where sessions are followed.
+fn session(app: &App, headers: &HeaderMap) -> Result<Option<SessionKey>, ClientError> {
+    if !app.pool.live.read().settings.sessions.mode.binds(Role::Mixed) {
+        return Ok(None);
+    }
+    let mut given = headers.get_all(headers::SESSION_ID).iter();
+    let Some(value) = given.next() else { return Ok(None) };
+    let id = value.to_str().ok().filter(|id| (1..=MAX_SESSION_ID).contains(&id.len()));
+    match (id, given.next()) {
+        (Some(id), None) => Ok(Some(SessionKey { id: id.into(), role: Role::Mixed })),
+        _ => Err(ClientError::BadSession),
+    }
+}
+
+/// Parses, renders, tokenises and hashes, on this thread.
 pub fn prepare_blocking(
     pool: &Pool,
     endpoint: Endpoint,
@@ -175,6 +195,7 @@ pub fn prepare_blocking(
             count,
             namespace: Default::default(),
             refused: Some(Refusal::NoPrompt),
+            images: Vec::new(),
         };
         return Ok((Ask::new(pool, request_id, &prompt), streamed));
     }
@@ -236,10 +257,7 @@ async fn attempts(app: &App, inbound: &Inbound) -> Response {
         let started = app.pool.clock.micros();
         let routed = match route::pick(&app.pool, &inbound.ask, attempt, &excluded) {
             Ok(routed) => routed,
-            Err(receipt) => {
-                let error = last.unwrap_or(ClientError::NoWorker);
-                return nobody(app, receipt, error);
-            }
+            Err(unrouted) => return nobody(app, &unrouted, last),
         };
         let elapsed = app.pool.clock.micros() - started;
         app.pool.metrics.decision_seconds.observe(elapsed as f64 / 1e6);
@@ -252,11 +270,15 @@ async fn attempts(app: &App, inbound: &Inbound) -> Response {
     last.unwrap_or(ClientError::NoWorker).into_response()
 }
 
-fn nobody(app: &App, receipt: ReceiptNumber, error: ClientError) -> Response {
-    let result = ResultRecord { status: 503, failure: Some("no_target"), ..ResultRecord::default() };
-    app.pool.receipts.lock().join(receipt, result);
-    app.pool.metrics.failures.with_label_values(&["no_target"]).inc();
-    error.into_response()
+fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response {
+    let (status, reason, error) = match unrouted.overloaded {
+        true => (429, "overloaded", ClientError::Overloaded),
+        false => (503, "no_target", ClientError::NoWorker),
+    };
+    let result = ResultRecord { status, failure: Some(reason), ..ResultRecord::default() };
+    app.pool.receipts.lock().join(unrouted.receipt, result);
+    app.pool.metrics.failures.with_label_values(&[reason]).inc();
+    last.unwrap_or(error).into_response()
 }
 
 /// Waits until a worker is ready, but not longer than the limit.

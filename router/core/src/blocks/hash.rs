@@ -28,10 +28,10 @@ pub fn next(parent: BlockHash, tokens: &[u32], scratch: &mut Vec<u8>) -> BlockHa
 /// The hashes of all full blocks of `tokens`, in order. Empty for a prompt
 /// shorter than one block. O(`tokens.len()`).
 pub fn chain(root: BlockHash, size: BlockSize, tokens: &[u32]) -> Vec<BlockHash> {
-    let mut scratch = Vec::with_capacity(8 + size.len() * 4);
+    let mut scratch = Vec::with_capacity(8 + size.as_usize() * 4);
     let mut parent = root;
     tokens
-        .chunks_exact(size.len())
+        .chunks_exact(size.as_usize())
         .map(|block| {
             parent = next(parent, block, &mut scratch);
             parent

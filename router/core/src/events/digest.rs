@@ -332,7 +332,7 @@ impl Digester {
             Content::Opaque
         } else {
             let block = [open, tokens].concat();
-            match block.len().cmp(&self.size.len()) {
+            match block.len().cmp(&self.size.as_usize()) {
                 std::cmp::Ordering::Less => Content::Open(block.into()),
                 std::cmp::Ordering::Equal => Content::Completes(next(base, &block, &mut Vec::new())),
                 std::cmp::Ordering::Greater => return Err(Misplaced),

@@ -101,7 +101,7 @@ impl Oracle {
             copies.remove(gone);
         }
         // A page without a copy is still a parent while a held page needs it to fill the same block.
-        let size = self.size.len();
+        let size = self.size.as_usize();
         let block = |page: &OraclePage| (page.prefix.len() - 1) / size;
         let explains = |page: &OraclePage, other: &OraclePage| {
             !other.copies.is_empty()
@@ -118,9 +118,9 @@ impl Oracle {
     pub(super) fn held(&self) -> View {
         let mut view = View::new();
         let identity = Identity::default();
-        for page in self.pages.iter().filter(|page| page.prefix.len().is_multiple_of(self.size.len())) {
+        for page in self.pages.iter().filter(|page| page.prefix.len().is_multiple_of(self.size.as_usize())) {
             let length = page.prefix.len();
-            let ends = (length - self.size.len() + self.page..=length).step_by(self.page);
+            let ends = (length - self.size.as_usize() + self.page..=length).step_by(self.page);
             let tiers: Option<Vec<Tier>> =
                 ends.map(|end| self.fastest(&page.namespace, &page.prefix[..end])).collect();
             let Some(slowest) = tiers.and_then(|tiers| tiers.into_iter().max()) else { continue };

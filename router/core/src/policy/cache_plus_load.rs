@@ -23,7 +23,8 @@ pub fn terms(settings: &Settings, request: &PickRequest<'_>, candidates: &[Candi
                 + weights.decode * candidate.load.context.0 as f64
                 + weights.request * candidate.load.requests as f64
                 + weights.imbalance * (work(candidate) - mean).max(0.0);
-            Terms { cost: uncached + load, uncached, load }
+            let images = settings.unseen_blocks(request, candidate) * block;
+            Terms { cost: uncached + load + images, uncached, load, images, rejection: None }
         })
         .collect()
 }

@@ -5,12 +5,17 @@
 
 use crate::units::{BlockSize, TierHits, Tokens};
 
+/// Most leading blocks that an engine can skip of a prompt of `prompt` tokens.
+pub fn limit(prompt: Tokens, size: BlockSize, paired: bool) -> u64 {
+    size.full_blocks(prompt - Tokens(1)).0.saturating_sub(u64::from(paired))
+}
+
 /// `held` cut to what a prompt of `prompt` tokens can use: whole blocks before
 /// its last token, one fewer when tokens are paired (EAGLE). What is cut is the
 /// deepest blocks; of mixed tiers the slower ones go first, which is where the
 /// deep blocks of an offloaded prefix are.
 pub fn usable(held: TierHits, prompt: Tokens, size: BlockSize, paired: bool) -> TierHits {
-    let limit = size.full_blocks(prompt - Tokens(1)).0.saturating_sub(u64::from(paired));
+    let limit = limit(prompt, size, paired);
     let mut excess = held.total().saturating_sub(limit);
     let mut cut = |blocks: u64| {
         let taken = blocks.min(excess);

@@ -16,7 +16,8 @@ pub fn terms(settings: &Settings, request: &PickRequest<'_>, candidates: &[Candi
         .map(|candidate| {
             let uncached = weight * (blocks - settings.tiers.of(candidate.hits));
             let load = candidate.load.active_blocks.saturating_sub(candidate.shared_active) as f64;
-            Terms { cost: uncached + load, uncached, load }
+            let images = settings.unseen_blocks(request, candidate);
+            Terms { cost: uncached + load + images, uncached, load, images, rejection: None }
         })
         .collect()
 }

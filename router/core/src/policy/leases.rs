@@ -10,14 +10,19 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 
+use super::images::ImageMemory;
+use super::in_flight::{InFlight, Ticket};
 use super::prefill_speed::PrefillSpeed;
-use super::{Candidate, Decision, Evidence, Load, PickRequest, Settings, decide};
+use super::prefixes::{End, Kind, Prefixes};
+use super::sessions::{Hold, SessionUse, Sessions};
+use super::{
+    Candidate, Decision, Evidence, Load, NoChoice, PickRequest, Settings, Switch, decide, follow_session,
+};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::Target;
 use crate::trust::Verdict;
-use crate::units::{BlockSize, Blocks, Millis, TierHits, Tokens};
+use crate::units::{BlockSize, Blocks, Millis, Tick, TierHits, Tokens};
 
 /// What is booked on one target. Shared by its leases; locked for a few
 /// hundred nanoseconds at a time.
@@ -28,8 +33,8 @@ pub struct Account {
 
 #[derive(Debug, Default)]
 struct Books {
-    /// How many leases hold each prompt block.
-    blocks: FxHashMap<(NamespaceId, BlockHash), u32>,
+    /// The prompts of all leases, and of what in-flight credit predicts.
+    prompts: Prefixes,
     /// Tail blocks and blocks of generated tokens.
     private: u64,
     queued: Tokens,
@@ -38,6 +43,8 @@ struct Books {
     booked: u64,
     released: u64,
     speed: PrefillSpeed,
+    in_flight: InFlight,
+    images: ImageMemory,
 }
 
 /// How many leases an account has seen. `booked − released` is what is in
@@ -55,8 +62,8 @@ pub struct Turnover {
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
-    namespace: NamespaceId,
-    blocks: Arc<[BlockHash]>,
+    /// Its prompt among the account's.
+    end: End,
     size: BlockSize,
     prompt: Tokens,
     /// Zero once the first byte has come.
@@ -64,6 +71,18 @@ pub struct Lease {
     uncached: Tokens,
     generated: Tokens,
     private: u64,
+    /// Its place in the account's in-flight set.
+    ticket: Ticket,
+    /// Its hold on a session's binding.
+    session: Option<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    sessions: Arc<Mutex<Sessions>>,
+    hold: Hold,
+    /// When the request was last heard of: from then on the session is idle.
+    ended: Tick,
 }
 
 /// One target as it stands before selection: everything but its load.
@@ -77,6 +96,8 @@ pub struct Prospect {
     pub claimed: TierHits,
     /// Leading blocks that count.
     pub hits: TierHits,
+    /// Most leading blocks that the engine can skip: see `hits::usable`.
+    pub usable: u64,
     /// Where `hits` come from.
     pub evidence: Evidence,
     /// What the view is worth.
@@ -92,83 +113,184 @@ pub struct Pick {
     pub candidates: Vec<Candidate>,
     /// What was booked on the chosen one.
     pub lease: Lease,
+    /// What the request's session had to say.
+    pub session: SessionUse,
+    /// The target that round-robin chose before this pick.
+    pub turn: Option<Target>,
+}
+
+/// A pick that could not be made.
+#[derive(Debug)]
+pub struct NoPick {
+    /// Why.
+    pub reason: NoChoice,
+    /// Who stood for choice, sorted by target.
+    pub candidates: Vec<Candidate>,
 }
 
 /// Decides and books, one pick at a time.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// The target that round-robin chose last; the lock is the critical section.
-    turn: Mutex<Option<Target>>,
+    /// The lock is the critical section.
+    selecting: Mutex<Selecting>,
+    sessions: Arc<Mutex<Sessions>>,
+}
+
+#[derive(Debug, Default)]
+struct Selecting {
+    /// The target that round-robin chose last.
+    turn: Option<Target>,
+}
+
+/// Candidates in order, and their accounts.
+struct Field {
+    candidates: Vec<Candidate>,
+    accounts: Vec<Arc<Account>>,
 }
 
 impl Ledger {
     /// Chooses among `prospects`, in any order, and books the request on the
-    /// chosen one before anybody else can choose. `None` if there are none.
+    /// chosen one before anybody else can choose.
     pub fn select_and_book(
         &self,
+        now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
         blocks: &Arc<[BlockHash]>,
         prospects: Vec<Prospect>,
-    ) -> Option<Pick> {
-        let mut turn = self.turn.lock();
-        let (accounts, candidates, decision) =
-            choose(settings, request, namespace, prospects, turn.as_ref())?;
-        let chosen = &candidates[decision.chosen];
-        *turn = Some(chosen.target.clone());
+    ) -> Result<Pick, NoPick> {
+        let mut selecting = self.selecting.lock();
+        let field = Field::new(now, settings, request, namespace, prospects);
+        let turn = selecting.turn.clone();
+        let (decision, session) = match self.choose(now, settings, request, &field, turn.as_ref()) {
+            Ok(chosen) => chosen,
+            Err(reason) => return Err(NoPick { reason, candidates: field.candidates }),
+        };
+        let chosen = &field.candidates[decision.chosen];
+        selecting.turn = Some(chosen.target.clone());
         let cached = request.size.tokens_in(Blocks(chosen.hits.total()));
         let uncached = request.prompt.uncached(cached);
-        let blocks = Arc::clone(blocks);
-        let lease = accounts[decision.chosen].book(namespace, blocks, request.size, request.prompt, uncached);
-        drop(turn);
-        Some(Pick { decision, candidates, lease })
+        let account = &field.accounts[decision.chosen];
+        let mut lease = account.book(namespace, blocks, request.size, request.prompt, uncached);
+        account.books.lock().images.record(request.images);
+        let session = self.hold_session(now, settings, request, &chosen.target, session, &mut lease);
+        drop(selecting);
+        Ok(Pick { decision, candidates: field.candidates, lease, session, turn })
     }
 
     /// What [`Ledger::select_and_book`] would choose now, without booking it.
     pub fn preview(
         &self,
+        now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
         prospects: Vec<Prospect>,
-    ) -> Option<(Decision, Vec<Candidate>)> {
-        let turn = self.turn.lock();
-        let (_, candidates, decision) = choose(settings, request, namespace, prospects, turn.as_ref())?;
-        Some((decision, candidates))
+    ) -> Result<(Decision, Vec<Candidate>), NoPick> {
+        let selecting = self.selecting.lock();
+        let field = Field::new(now, settings, request, namespace, prospects);
+        match self.choose(now, settings, request, &field, selecting.turn.as_ref()) {
+            Ok((decision, _)) => Ok((decision, field.candidates)),
+            Err(reason) => Err(NoPick { reason, candidates: field.candidates }),
+        }
+    }
+
+    /// Sessions that are bound.
+    pub fn sessions(&self) -> usize {
+        self.sessions.lock().len()
+    }
+
+    /// Follows the session where it is bound, else decides.
+    fn choose(
+        &self,
+        now: Tick,
+        settings: &Settings,
+        request: &PickRequest<'_>,
+        field: &Field,
+        turn: Option<&Target>,
+    ) -> Result<(Decision, SessionUse), NoChoice> {
+        let key = request.session.filter(|_| settings.sessions.mode.binds(request.role));
+        let bound = key.and_then(|key| self.sessions.lock().bound(now, settings.sessions.time_to_live, key));
+        let mut session = if key.is_some() { SessionUse::New } else { SessionUse::None };
+        if let Some(bound) = bound {
+            session = SessionUse::Replaced;
+            let found = field.candidates.binary_search_by(|candidate| candidate.target.cmp(&bound));
+            if let Ok(at) = found {
+                match follow_session(settings, request, &field.candidates, at) {
+                    Ok(decision) => return Ok((decision, SessionUse::Followed)),
+                    Err(_) => session = SessionUse::Overloaded,
+                }
+            }
+        }
+        decide(settings, request, &field.candidates, turn).map(|decision| (decision, session))
+    }
+
+    fn hold_session(
+        &self,
+        now: Tick,
+        settings: &Settings,
+        request: &PickRequest<'_>,
+        target: &Target,
+        session: SessionUse,
+        lease: &mut Lease,
+    ) -> SessionUse {
+        let Some(key) = request.session.filter(|_| settings.sessions.mode.binds(request.role)) else {
+            return SessionUse::None;
+        };
+        match self.sessions.lock().hold(key, target) {
+            Some(hold) => {
+                lease.session = Some(Held { sessions: Arc::clone(&self.sessions), hold, ended: now });
+                session
+            }
+            None => SessionUse::Unbound,
+        }
     }
 }
 
-/// Sorts `prospects` by target, reads their loads and decides.
-fn choose(
-    settings: &Settings,
-    request: &PickRequest<'_>,
-    namespace: NamespaceId,
-    mut prospects: Vec<Prospect>,
-    turn: Option<&Target>,
-) -> Option<(Vec<Arc<Account>>, Vec<Candidate>, Decision)> {
-    prospects.sort_by(|a, b| a.target.cmp(&b.target));
-    let candidates: Vec<Candidate> =
-        prospects.iter().map(|prospect| prospect.candidate(namespace, request.blocks)).collect();
-    let decision = decide(settings, request, &candidates, turn)?;
-    let accounts = prospects.into_iter().map(|prospect| prospect.account).collect();
-    Some((accounts, candidates, decision))
+impl Field {
+    fn new(
+        now: Tick,
+        settings: &Settings,
+        request: &PickRequest<'_>,
+        namespace: NamespaceId,
+        mut prospects: Vec<Prospect>,
+    ) -> Self {
+        prospects.sort_by(|a, b| a.target.cmp(&b.target));
+        let candidates =
+            prospects.iter().map(|prospect| prospect.candidate(now, settings, namespace, request)).collect();
+        let accounts = prospects.into_iter().map(|prospect| prospect.account).collect();
+        Self { candidates, accounts }
+    }
 }
 
 impl Prospect {
-    fn candidate(&self, namespace: NamespaceId, blocks: &[BlockHash]) -> Candidate {
-        let books = self.account.books.lock();
-        let active = |block: &&BlockHash| books.blocks.contains_key(&(namespace, **block));
+    fn candidate(
+        &self,
+        now: Tick,
+        settings: &Settings,
+        namespace: NamespaceId,
+        request: &PickRequest<'_>,
+    ) -> Candidate {
+        let books = &mut *self.account.books.lock();
+        // Blocks that are held or will be; chained hashes make them a prefix.
+        let mut expected = self.hits.total();
+        if settings.in_flight_credit == Switch::Enabled {
+            books.in_flight.expire(now, &mut books.prompts);
+            let in_flight = books.prompts.shared(namespace, request.blocks, Kind::Predicted);
+            expected = expected.max(in_flight.min(self.usable));
+        }
+        let predicted = expected - self.hits.total();
         Candidate {
             target: self.target.clone(),
             claimed: self.claimed,
-            hits: self.hits,
-            evidence: self.evidence,
+            hits: TierHits { device: self.hits.device + predicted, ..self.hits },
+            predicted,
+            evidence: if predicted > 0 { Evidence::InFlight } else { self.evidence },
             trust: self.trust,
             load: books.load(),
-            // Shared blocks are a prefix: chained hashes are equal only where
-            // everything before them is.
-            shared_active: blocks.iter().take_while(active).count() as u64,
+            shared_active: books.prompts.shared(namespace, request.blocks, Kind::Active),
+            images_seen: books.images.seen(request.images),
         }
     }
 }
@@ -179,31 +301,31 @@ impl Account {
     pub fn book(
         self: &Arc<Self>,
         namespace: NamespaceId,
-        blocks: Arc<[BlockHash]>,
+        blocks: &Arc<[BlockHash]>,
         size: BlockSize,
         prompt: Tokens,
         uncached: Tokens,
     ) -> Lease {
         let mut books = self.books.lock();
-        for block in blocks.iter() {
-            *books.blocks.entry((namespace, *block)).or_default() += 1;
-        }
+        let end = books.prompts.insert(namespace, blocks);
         books.private += 1;
         books.queued += uncached;
         books.context += prompt;
         books.requests += 1;
         books.booked += 1;
+        let ticket = books.in_flight.book(end);
         drop(books);
         Lease {
             account: Arc::clone(self),
-            namespace,
-            blocks,
+            end,
             size,
             prompt,
             queued: uncached,
             uncached,
             generated: Tokens(0),
             private: 1,
+            ticket,
+            session: None,
         }
     }
 
@@ -230,7 +352,7 @@ impl Account {
 impl Books {
     fn load(&self) -> Load {
         Load {
-            active_blocks: self.blocks.len() as u64 + self.private,
+            active_blocks: self.prompts.active_blocks() + self.private,
             queued: self.queued,
             context: self.context,
             requests: self.requests,
@@ -239,14 +361,32 @@ impl Books {
 }
 
 impl Lease {
-    /// The first byte has come after `elapsed`: prefill is over. Later calls
-    /// change nothing.
-    pub fn first_byte(&mut self, elapsed: Option<Millis>) {
+    /// Prefill is over, at `now` and after `elapsed` where the first byte told:
+    /// its blocks are cached, and events will soon say so. Later calls change
+    /// nothing.
+    pub fn first_byte(&mut self, now: Tick, elapsed: Option<Millis>) {
         let queued = std::mem::take(&mut self.queued);
         let mut books = self.account.books.lock();
         books.queued = books.queued - queued;
+        books.in_flight.prefilled(now, self.ticket);
         if let Some(elapsed) = elapsed.filter(|_| queued.0 > 0) {
             books.speed.learn(queued, elapsed);
+        }
+    }
+
+    /// The attempt failed: what it booked will not be cached.
+    pub fn fail(&mut self) {
+        let books = &mut *self.account.books.lock();
+        books.in_flight.cancel(self.ticket, &mut books.prompts);
+        if let Some(held) = self.session.take() {
+            held.sessions.lock().fail(&held.hold);
+        }
+    }
+
+    /// The answer ended at `now`: its session is idle from then on.
+    pub fn end(&mut self, now: Tick) {
+        if let Some(held) = &mut self.session {
+            held.ended = now;
         }
     }
 
@@ -275,21 +415,19 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut books = self.account.books.lock();
-        for block in self.blocks.iter() {
-            let key = (self.namespace, *block);
-            if let Some(count) = books.blocks.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
-                    books.blocks.remove(&key);
-                }
-            }
-        }
+        let mut guard = self.account.books.lock();
+        let books = &mut *guard;
+        books.prompts.remove(self.end, Kind::Active);
+        books.in_flight.release(self.ticket, &mut books.prompts);
         books.private = books.private.saturating_sub(self.private);
         books.queued = books.queued - self.queued;
         books.context = books.context - (self.prompt + self.generated);
         books.requests = books.requests.saturating_sub(1);
         books.released += 1;
+        drop(guard);
+        if let Some(held) = self.session.take() {
+            held.sessions.lock().release(held.ended, &held.hold);
+        }
     }
 }
 
@@ -309,7 +447,7 @@ mod tests {
 
     fn book(account: &Arc<Account>, range: std::ops::Range<u64>, uncached: u64) -> Lease {
         let prompt = Tokens((range.end - range.start) * 16 + 5);
-        account.book(SPACE, blocks(range), size(), prompt, Tokens(uncached))
+        account.book(SPACE, &blocks(range), size(), prompt, Tokens(uncached))
     }
 
     #[test]
@@ -331,8 +469,8 @@ mod tests {
     fn the_first_byte_ends_the_queue_once_and_tokens_grow_the_context() {
         let account = Arc::new(Account::default());
         let mut lease = book(&account, 0..8, 133);
-        lease.first_byte(Some(Millis(133)));
-        lease.first_byte(Some(Millis(999_999)));
+        lease.first_byte(Tick(133), Some(Millis(133)));
+        lease.first_byte(Tick(999_999), Some(Millis(999_999)));
         assert_eq!(account.load().queued, Tokens(0));
         for _ in 0..33 {
             lease.generated(Tokens(1));
@@ -359,7 +497,7 @@ mod tests {
     /// The oracle recounts everything from a plain list of live leases.
     #[test]
     fn books_agree_with_a_list_of_leases_in_every_order_of_release() {
-        let shapes: [(u64, u64); 4] = [(0, 3), (0, 5), (2, 4), (7, 9)];
+        let shapes: [(u64, u64); 4] = [(0, 3), (0, 5), (0, 2), (70, 79)];
         for order in 0..24u64 {
             let account = Arc::new(Account::default());
             let mut live: Vec<(Lease, (u64, u64))> = shapes

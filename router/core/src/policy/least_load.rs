@@ -8,7 +8,7 @@ pub fn terms(candidates: &[Candidate]) -> Vec<Terms> {
         .iter()
         .map(|candidate| {
             let load = candidate.load.active_blocks as f64;
-            Terms { cost: load, uncached: 0.0, load }
+            Terms { cost: load, load, ..Terms::default() }
         })
         .collect()
 }

@@ -9,16 +9,22 @@
 //! One file per policy: [`cache_plus_load`], [`kv_aware`], [`least_load`],
 //! [`round_robin`]. What they share: [`hits`] (what an engine will really
 //! skip), [`tie`] (the total order), [`leases`] (load, booked and released),
-//! [`history`] (where prefixes were sent, for targets without a sound view).
+//! [`in_flight`] (what prefills under way will leave behind), [`sessions`] and
+//! [`images`] (affinity), [`shadow`] (what others would do), [`history`] (where prefixes were sent, for targets without a sound view).
 
 pub mod cache_plus_load;
 pub mod history;
 pub mod hits;
+pub mod images;
+pub mod in_flight;
 pub mod kv_aware;
 pub mod leases;
 pub mod least_load;
 pub mod prefill_speed;
+pub mod prefixes;
 pub mod round_robin;
+pub mod sessions;
+pub mod shadow;
 pub mod tie;
 
 use serde::Serialize;
@@ -26,7 +32,10 @@ use serde::Serialize;
 use crate::blocks::BlockHash;
 use crate::ids::{Role, Target};
 use crate::trust::Verdict;
-use crate::units::{BlockSize, TierHits, Tokens};
+use crate::units::{BlockSize, Blocks, Millis, TierHits, Tokens};
+use images::ImageKey;
+use sessions::{SessionKey, SessionMode};
+use shadow::PolicySet;
 use tie::TieBranch;
 
 /// Which rule chooses.
@@ -45,6 +54,9 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
+    /// All policies.
+    pub const ALL: [Self; 4] = [Self::CachePlusLoad, Self::KvAware, Self::LeastLoad, Self::RoundRobin];
+
     /// Lower-case name, for flags, logs and labels.
     pub const fn label(self) -> &'static str {
         match self {
@@ -139,6 +151,77 @@ pub struct Settings {
     pub load: LoadWeights,
     /// Worth of a block per tier.
     pub tiers: TierCredit,
+    /// Whether blocks of prompts in flight count as hits to come.
+    pub in_flight_credit: Switch,
+    /// What a target may be given at most.
+    pub overload: Overload,
+    /// What a picture costs that the target has not seen, in blocks.
+    pub image_weight: ImageWeight,
+    /// Which picks follow their session, and for how long.
+    pub sessions: SessionSettings,
+    /// Policies that are evaluated beside the real one.
+    pub shadows: PolicySet,
+}
+
+/// What a target may be given at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Overload {
+    /// Most uncached tokens that may wait on one target; `None` for no limit. A
+    /// target that has nothing waiting takes any request.
+    pub max_queued: Option<Tokens>,
+    /// Share of that which only requests without hits on the target may use, so
+    /// that a hot prefix cannot shut out everybody else. Between 0 and 1.
+    pub cold_reserve: f64,
+}
+
+/// What a picture costs that the target has not seen, in blocks of prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct ImageWeight(pub f64);
+
+impl Default for ImageWeight {
+    /// A picture of about 768 tokens in blocks of 16.
+    fn default() -> Self {
+        Self(48.0)
+    }
+}
+
+/// Which picks follow their session, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SessionSettings {
+    /// Which picks.
+    pub mode: SessionMode,
+    /// How long an idle session stays bound.
+    pub time_to_live: Millis,
+}
+
+impl Default for SessionSettings {
+    fn default() -> Self {
+        Self { mode: SessionMode::Disabled, time_to_live: Millis::from_secs(3600) }
+    }
+}
+
+/// Whether something is in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// It is not.
+    Disabled,
+    /// It is.
+    #[default]
+    Enabled,
+}
+
+impl Settings {
+    /// What the pictures cost that `candidate` has not seen, in blocks. Decode
+    /// encodes no pictures.
+    fn unseen_blocks(&self, request: &PickRequest<'_>, candidate: &Candidate) -> f64 {
+        if request.role == Role::Decode {
+            return 0.0;
+        }
+        let unseen = (request.images.len() as u64).saturating_sub(candidate.images_seen);
+        self.image_weight.0 * unseen as f64
+    }
 }
 
 /// What a policy may know about one request.
@@ -154,6 +237,10 @@ pub struct PickRequest<'a> {
     pub blocks: &'a [BlockHash],
     /// Tokens per block.
     pub size: BlockSize,
+    /// Pictures, clips and recordings in it, in order.
+    pub images: &'a [ImageKey],
+    /// The session it belongs to.
+    pub session: Option<&'a SessionKey>,
 }
 
 /// Where the hits of a candidate come from.
@@ -165,6 +252,8 @@ pub enum Evidence {
     Nothing,
     /// From the view: the engine's own events.
     View,
+    /// Partly from prompts in flight on the target: not yet confirmed.
+    InFlight,
     /// From routing history, because there is no sound view.
     History,
 }
@@ -193,6 +282,8 @@ pub struct Candidate {
     pub claimed: TierHits,
     /// Leading blocks that count: what the engine will really skip.
     pub hits: TierHits,
+    /// How many of `hits` are predicted from prompts in flight.
+    pub predicted: u64,
     /// Where `hits` come from.
     pub evidence: Evidence,
     /// What the view is worth.
@@ -201,6 +292,8 @@ pub struct Candidate {
     pub load: Load,
     /// Blocks of this request that are active on the target already.
     pub shared_active: u64,
+    /// Pictures of the request that the target has seen.
+    pub images_seen: u64,
 }
 
 /// A candidate's price, kept in parts. Absent parts are no part of the policy.
@@ -212,6 +305,20 @@ pub struct Terms {
     pub uncached: f64,
     /// The part for load, weighted.
     pub load: f64,
+    /// The part for pictures that the target has not seen, weighted.
+    pub images: f64,
+    /// Why it could not be chosen, whatever its price.
+    pub rejection: Option<Rejection>,
+}
+
+/// Why a candidate could not be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rejection {
+    /// Too much waits on it.
+    Overloaded,
+    /// What is left of its queue is kept for requests without hits.
+    ColdReserve,
 }
 
 /// How a route ended up where it did.
@@ -224,6 +331,10 @@ pub enum Outcome {
     Cold,
     /// Routing history says it may hold a part.
     Approximate,
+    /// A cheaper target was over its hard cap.
+    OverloadEscape,
+    /// Views claim a part of the prompt, but none of them may be credited.
+    MetadataRejection,
     /// The request has no blocks: only load counted.
     NoAffinity,
     /// There was nothing to choose from.
@@ -237,6 +348,8 @@ impl Outcome {
             Self::Hit => "hit",
             Self::Cold => "cold",
             Self::Approximate => "approximate",
+            Self::OverloadEscape => "overload_escape",
+            Self::MetadataRejection => "metadata_rejection",
             Self::NoAffinity => "no_affinity",
             Self::NoTarget => "no_target",
         }
@@ -256,33 +369,103 @@ pub struct Decision {
     pub outcome: Outcome,
 }
 
-/// Chooses among `candidates`, which are sorted by target and distinct; `None`
-/// if there are none. `turn` is the last target that round-robin chose.
+/// Why nothing was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NoChoice {
+    /// There are no candidates.
+    Empty,
+    /// All are over their hard cap; their terms say how.
+    Overloaded(Vec<Terms>),
+}
+
+/// Chooses among `candidates`, which are sorted by target and distinct. `turn`
+/// is the last target that round-robin chose.
 pub fn decide(
     settings: &Settings,
     request: &PickRequest<'_>,
     candidates: &[Candidate],
     turn: Option<&Target>,
-) -> Option<Decision> {
+) -> Result<Decision, NoChoice> {
     debug_assert!(candidates.is_sorted_by(|a, b| a.target < b.target), "sorted and distinct");
-    let terms = match settings.policy {
+    let terms = price(settings, request, candidates, turn);
+    let eligible = |at: &usize| terms[*at].rejection.is_none();
+    let open: Vec<usize> = (0..candidates.len()).filter(eligible).collect();
+    let Some((chosen, tie)) = tie::cheapest(request, candidates, &terms, open) else {
+        return Err(if candidates.is_empty() { NoChoice::Empty } else { NoChoice::Overloaded(terms) });
+    };
+    let escaped = terms.iter().any(|other| other.rejection.is_some() && other.cost < terms[chosen].cost);
+    let outcome = if escaped { Outcome::OverloadEscape } else { outcome(request, candidates, chosen) };
+    Ok(Decision { chosen, terms, tie, outcome })
+}
+
+/// The same for a request whose session is bound to `candidates[bound]`; `Err`
+/// is why that one may not be chosen.
+pub fn follow_session(
+    settings: &Settings,
+    request: &PickRequest<'_>,
+    candidates: &[Candidate],
+    bound: usize,
+) -> Result<Decision, Rejection> {
+    let terms = price(settings, request, candidates, None);
+    match terms[bound].rejection {
+        Some(rejection) => Err(rejection),
+        None => {
+            let outcome = outcome(request, candidates, bound);
+            Ok(Decision { chosen: bound, terms, tie: TieBranch::Session, outcome })
+        }
+    }
+}
+
+/// Terms of every candidate, with what rejects them.
+fn price(
+    settings: &Settings,
+    request: &PickRequest<'_>,
+    candidates: &[Candidate],
+    turn: Option<&Target>,
+) -> Vec<Terms> {
+    let mut terms = match settings.policy {
         PolicyKind::CachePlusLoad => cache_plus_load::terms(settings, request, candidates),
         PolicyKind::KvAware => kv_aware::terms(settings, request, candidates),
         PolicyKind::LeastLoad => least_load::terms(candidates),
         PolicyKind::RoundRobin => round_robin::terms(candidates, turn),
     };
-    let (chosen, tie) = tie::cheapest(request, candidates, &terms)?;
-    let outcome = outcome(request, &candidates[chosen]);
-    Some(Decision { chosen, terms, tie, outcome })
+    for (terms, candidate) in terms.iter_mut().zip(candidates) {
+        terms.rejection = rejection(&settings.overload, request, candidate);
+    }
+    terms
 }
 
-fn outcome(request: &PickRequest<'_>, chosen: &Candidate) -> Outcome {
+/// The hard cap. A target where nothing waits takes any request: otherwise a
+/// prompt longer than the cap could go nowhere.
+fn rejection(overload: &Overload, request: &PickRequest<'_>, candidate: &Candidate) -> Option<Rejection> {
+    let cap = overload.max_queued?;
+    if candidate.load.queued == Tokens(0) {
+        return None;
+    }
+    let cached = request.size.tokens_in(Blocks(candidate.hits.total()));
+    let after = candidate.load.queued + request.prompt.uncached(cached);
+    let open_to_hits = Tokens((cap.0 as f64 * (1.0 - overload.cold_reserve)) as u64);
+    if after > cap {
+        Some(Rejection::Overloaded)
+    } else if candidate.hits.total() > 0 && after > open_to_hits {
+        Some(Rejection::ColdReserve)
+    } else {
+        None
+    }
+}
+
+fn outcome(request: &PickRequest<'_>, candidates: &[Candidate], chosen: usize) -> Outcome {
+    let chosen = &candidates[chosen];
+    if request.blocks.is_empty() {
+        return Outcome::NoAffinity;
+    }
     match chosen.evidence {
-        _ if request.blocks.is_empty() => Outcome::NoAffinity,
-        _ if chosen.hits.total() == 0 => Outcome::Cold,
-        Evidence::Nothing => Outcome::Cold,
-        Evidence::View => Outcome::Hit,
-        Evidence::History => Outcome::Approximate,
+        Evidence::View | Evidence::InFlight if chosen.hits.total() > 0 => Outcome::Hit,
+        Evidence::History if chosen.hits.total() > 0 => Outcome::Approximate,
+        _ if candidates.iter().any(|other| other.claimed.total() > 0 && !other.trust.credited) => {
+            Outcome::MetadataRejection
+        }
+        _ => Outcome::Cold,
     }
 }
 

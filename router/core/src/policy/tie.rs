@@ -22,6 +22,8 @@ pub enum TieBranch {
     RendezvousBlock,
     /// Its rendezvous hash of the request's id.
     RendezvousRequest,
+    /// The request's session is bound to it.
+    Session,
 }
 
 impl TieBranch {
@@ -32,19 +34,22 @@ impl TieBranch {
             Self::ActiveBlocks => "active_blocks",
             Self::RendezvousBlock => "rendezvous_block",
             Self::RendezvousRequest => "rendezvous_request",
+            Self::Session => "session",
         }
     }
 }
 
-/// The cheapest candidate and what decided; `None` if there are none. Costs are
-/// finite.
+/// The cheapest of the `open` candidates and what decided; `None` if none is
+/// open. Costs are finite.
 pub fn cheapest(
     request: &PickRequest<'_>,
     candidates: &[Candidate],
     terms: &[Terms],
+    open: Vec<usize>,
 ) -> Option<(usize, TieBranch)> {
-    let lowest = terms.iter().map(|terms| terms.cost).min_by(f64::total_cmp)?;
-    let mut tied: Vec<usize> = (0..candidates.len()).filter(|at| terms[*at].cost <= lowest).collect();
+    let lowest = open.iter().map(|at| terms[*at].cost).min_by(f64::total_cmp)?;
+    let mut tied = open;
+    tied.retain(|at| terms[*at].cost <= lowest);
     if let [only] = tied[..] {
         return Some((only, TieBranch::None));
     }

@@ -1,0 +1,63 @@
+//! Shadow policies: what others would have chosen on the same facts.
+//!
+//! They book nothing and change nothing; their picks stand in the receipt, with
+//! the regret in blocks, so that a setting can be judged before it is made.
+
+use serde::Serialize;
+
+use super::{Candidate, Decision, PickRequest, PolicyKind, Settings, decide};
+use crate::ids::Target;
+
+/// A set of policies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct PolicySet(u16);
+
+impl PolicySet {
+    /// The set with `policy` in it too.
+    #[must_use]
+    pub const fn with(self, policy: PolicyKind) -> Self {
+        Self(self.0 | 1 << policy as u16)
+    }
+
+    /// Whether `policy` is in it.
+    pub const fn contains(self, policy: PolicyKind) -> bool {
+        self.0 & 1 << policy as u16 != 0
+    }
+
+    /// Its policies, in the order of their declaration.
+    pub fn iter(self) -> impl Iterator<Item = PolicyKind> {
+        PolicyKind::ALL.into_iter().filter(move |policy| self.contains(*policy))
+    }
+}
+
+/// What one shadow policy would have done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Shadow {
+    /// The policy.
+    pub policy: PolicyKind,
+    /// Its choice.
+    pub target: Target,
+    /// Hits of its choice less hits of the real one, in blocks: above zero, it
+    /// would have reused more.
+    pub regret_blocks: i64,
+}
+
+/// Evaluates the shadow policies of `settings` on the facts of `decision`.
+/// `turn` is the target that round-robin chose before it.
+pub fn evaluate(
+    settings: &Settings,
+    request: &PickRequest<'_>,
+    candidates: &[Candidate],
+    decision: &Decision,
+    turn: Option<&Target>,
+) -> Vec<Shadow> {
+    let hits = |at: usize| i64::try_from(candidates[at].hits.total()).unwrap_or(i64::MAX);
+    let shadow = |policy| {
+        let settings = Settings { policy, ..*settings };
+        let chosen = decide(&settings, request, candidates, turn).ok()?.chosen;
+        let target = candidates[chosen].target.clone();
+        Some(Shadow { policy, target, regret_blocks: hits(chosen) - hits(decision.chosen) })
+    };
+    settings.shadows.iter().filter_map(shadow).collect()
+}
