@@ -140,6 +140,12 @@ impl Pool {
         self.ready.load(Ordering::Relaxed) && !self.draining.load(Ordering::Relaxed)
     }
 
+    /// Whether any request is booked on any target.
+    pub fn is_busy(&self) -> bool {
+        let mut targets = self.fleet.workers().iter().flat_map(|worker| &worker.targets);
+        targets.any(|target| target.account.load().requests > 0)
+    }
+
     /// The engine family whose rendering prompts follow: the configured one,
     /// else what the first worker that told says it is.
     pub fn engine(&self) -> Engine {

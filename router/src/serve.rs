@@ -47,8 +47,16 @@ pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     wait_for_signal().await?;
     pool.draining.store(true, Ordering::Relaxed);
     tracing::info!(target: "kv_router", seconds = limits.drain_timeout_seconds, "draining");
-    stop.cancel();
-    let drained = tokio::time::timeout(Duration::from_secs(limits.drain_timeout_seconds), serving).await;
+    let drain = async {
+        // Whoever sends us requests needs a while to see that /readyz fails: until nothing is in
+        // flight, new ones are served and probes are answered.
+        while pool.is_busy() {
+            tokio::time::sleep(LOOK).await;
+        }
+        stop.cancel();
+        serving.await
+    };
+    let drained = tokio::time::timeout(Duration::from_secs(limits.drain_timeout_seconds), drain).await;
     side.cancel();
     match drained {
         Ok(_) => tracing::info!(target: "kv_router", "drained"),
