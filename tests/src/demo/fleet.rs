@@ -3,7 +3,7 @@
 //! All listen on free ports of loopback, log to files, and end when the fleet is dropped.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -172,7 +172,7 @@ impl Fleet {
     }
 }
 
-fn start_engine(program: &Path, number: usize, log: &PathBuf) -> anyhow::Result<Process> {
+fn start_engine(program: &Path, number: usize, log: &Path) -> anyhow::Result<Process> {
     let mut command = Command::new(program);
     command
         .args(["--wire", "vllm-0.33", "--model", MODEL, "--tokenizer", TOKENIZER])

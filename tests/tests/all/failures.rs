@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::Instant;
 
 use crate::harness::{MODEL, Router, Setup, engine, fault, id, long, received, total, unique};
 use crate::raw_worker::RawWorker;
@@ -25,14 +25,17 @@ async fn one_each(router: &Router, count: usize) -> Vec<(u16, Vec<Value>)> {
     all
 }
 
-/// Exactly one request needed a second attempt, for this reason.
-fn one_took_over(all: &[(u16, Vec<Value>)], reason: &str) {
+/// Every request was answered, and those that needed a second attempt needed it for this reason.
+fn the_other_took_over(all: &[(u16, Vec<Value>)], reason: &str) {
     assert!(all.iter().all(|(status, _)| *status == 200), "{all:?}");
-    let retried: Vec<_> = all.iter().filter(|(_, receipts)| receipts.len() == 2).collect();
-    let [(_, receipts)] = retried[..] else { panic!("one with two attempts: {all:?}") };
-    assert_eq!(receipts[1]["result"]["failure"], reason, "{receipts:?}");
-    assert_eq!(receipts[0]["attempt"], 2);
-    assert_ne!(receipts[0]["chosen"]["target"]["worker"], receipts[1]["chosen"]["target"]["worker"]);
+    let retried: Vec<_> = all.iter().filter(|(_, receipts)| receipts.len() > 1).collect();
+    assert!(!retried.is_empty(), "each worker was picked once: {all:?}");
+    for (_, receipts) in retried {
+        assert_eq!(receipts.len(), 2, "once: {receipts:?}");
+        assert_eq!(receipts[1]["result"]["failure"], reason, "{receipts:?}");
+        assert_eq!(receipts[0]["attempt"], 2);
+        assert_ne!(receipts[0]["chosen"]["target"], receipts[1]["chosen"]["target"]);
+    }
 }
 
 /// Case A29.
@@ -42,7 +45,7 @@ async fn another_worker_takes_over_when_one_refuses_connections() {
     let router = Router::start(Setup::in_turn(&[&id(&a), &id(&b)])).await;
     a.stop().await;
     // It is still thought ready: probes find out within two seconds.
-    one_took_over(&one_each(&router, 2).await, "connect");
+    the_other_took_over(&one_each(&router, 2).await, "connect");
     assert_eq!(total(&b, "requests_total").await, 2);
     router.is_idle().await;
 }
@@ -53,7 +56,7 @@ async fn another_worker_takes_over_when_one_answers_503() {
     let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
     let router = Router::start(Setup::in_turn(&[&id(&a), &id(&b)])).await;
     fault(&a, json!({"refuse": {"status": 503, "count": 1}})).await;
-    one_took_over(&one_each(&router, 2).await, "worker_refused");
+    the_other_took_over(&one_each(&router, 2).await, "worker_refused");
     router.is_idle().await;
 }
 
@@ -63,8 +66,8 @@ async fn another_worker_takes_over_when_one_dies_before_its_first_byte() {
     let dying = RawWorker::start(|_| Vec::new()).await;
     let b = engine(|_| {}).await;
     let router = Router::start(Setup::in_turn(&[&dying.address.to_string(), &id(&b)])).await;
-    one_took_over(&one_each(&router, 2).await, "broken_before_head");
-    assert_eq!(dying.posts(), 1, "it is not asked twice");
+    the_other_took_over(&one_each(&router, 2).await, "broken_before_head");
+    assert_eq!(total(&b, "requests_total").await, 2);
     router.is_idle().await;
 }
 
@@ -79,7 +82,7 @@ async fn another_worker_takes_over_when_one_dies_after_its_head() {
     for _ in 0..2 {
         let answer = router.post("/v1/chat/completions", body.clone()).await;
         assert!(answer.status == 200 && answer.text().ends_with("data: [DONE]\n\n"), "{}", answer.text());
-        assert!(!answer.text().contains("error"), "{}", answer.text());
+        assert!(!answer.text().contains("\"error\":"), "{}", answer.text());
     }
     assert_eq!(router.metric("kvrouter_attempt_failures_total", "broken_before_first_byte").await, 1.0);
     router.is_idle().await;
@@ -150,21 +153,19 @@ async fn a_mistake_of_the_client_passes_untouched_and_is_not_retried() {
 #[tokio::test]
 async fn a_hung_worker_holds_up_nobody_else() {
     let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
-    let limits = "limits: {firstByteTimeoutSeconds: 2}";
-    let router = Router::start(Setup::in_turn(&[&id(&a), &id(&b)]).more(limits)).await;
+    const LIMIT: Duration = Duration::from_secs(2);
+    let limits = format!("limits: {{firstByteTimeoutSeconds: {}}}", LIMIT.as_secs());
+    let router = Router::start(Setup::in_turn(&[&id(&a), &id(&b)]).more(&limits)).await;
     fault(&a, json!({"hang": 1})).await;
-    let hung = router.post("/v1/chat/completions", chat());
-    let others = async {
-        for _ in 0..20 {
-            let answer = router.post("/v1/chat/completions", chat()).await;
-            assert_eq!(answer.status, 200);
-        }
+    let timed = async || {
+        let began = Instant::now();
+        let answer = router.post("/v1/chat/completions", chat()).await;
+        (answer.status, began.elapsed())
     };
-    // Which of both gets the hanging one is the router's choice: all go at once.
-    let all = async { tokio::join!(hung, timeout(Duration::from_millis(1900), others)) };
-    let (hung, others) = all.await;
-    assert!(others.is_ok(), "the others were held up");
-    assert!([200, 504].contains(&hung.status), "{}", hung.text());
+    let all = futures::future::join_all((0..12).map(|_| timed())).await;
+    let (hung, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(status, _)| *status == 504);
+    assert_eq!(hung.len(), 1, "{hung:?} {others:?}");
+    assert!(others.iter().all(|(status, time)| *status == 200 && *time < LIMIT), "{others:?}");
     router.is_idle().await;
 }
 

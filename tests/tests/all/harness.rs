@@ -104,6 +104,11 @@ impl Setup {
         Self { policy, ..self }
     }
 
+    /// Only events make hits: what a view is worth, without the guess about prompts in flight.
+    pub(crate) fn events_only(self) -> Self {
+        self.more("inFlightCredit: Disabled")
+    }
+
     pub(crate) fn more(self, more: &str) -> Self {
         Self { more: format!("{}{more}\n", self.more), ..self }
     }
@@ -268,7 +273,12 @@ pub(crate) struct Chat {
 
 impl Chat {
     pub(crate) fn worker(&self) -> &str {
-        self.receipt["chosen"]["target"]["worker"].as_str().unwrap()
+        self.target().split_once('#').unwrap().0
+    }
+
+    /// Worker and rank, `host:port#rank`.
+    pub(crate) fn target(&self) -> &str {
+        self.receipt["chosen"]["target"].as_str().unwrap()
     }
 
     pub(crate) fn predicted(&self) -> u64 {

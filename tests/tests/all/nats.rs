@@ -130,7 +130,7 @@ async fn ranks_have_views_of_their_own_over_nats() {
     chat_directly(&ranked, &long(1), Some(1)).await;
     router.agrees_with(&ranked).await;
     let chat = router.chat(&long(1), 1).await;
-    assert_eq!(chat.receipt["chosen"]["target"]["rank"], 1);
+    assert_eq!(chat.target(), format!("{}#1", id(&ranked)));
     assert_eq!(chat.cached, chat.predicted());
 }
 
@@ -213,6 +213,10 @@ async fn a_restarted_bridge_keeps_the_engines_life() {
     router.chat(&long(1), 2).await;
     router.agrees_with(&only).await;
     let before = epoch(&router, &only).await;
+    // With a heartbeat the bridge notes how far it is.
+    let heartbeats = async || router.metric("kvrouter_event_messages_total", "\"heartbeat\"").await;
+    let count = heartbeats().await;
+    until("two more heartbeats", async || (heartbeats().await >= count + 2.0).then_some(())).await;
     bridge.restart();
     router.chat(&long(2), 2).await;
     router.agrees_with(&only).await;
@@ -231,7 +235,7 @@ async fn an_engine_that_restarts_behind_its_bridge_is_a_new_life() {
     let broker = Broker::start().await;
     let only = engine(|_| {}).await;
     let mut bridge = Bridge::start(&only, &broker.url());
-    let router = Router::start(setup(&[&only], &broker.url())).await;
+    let router = Router::start(setup(&[&only], &broker.url()).events_only()).await;
     for number in 1..4 {
         router.chat(&long(number), 2).await;
     }
@@ -246,7 +250,8 @@ async fn an_engine_that_restarts_behind_its_bridge_is_a_new_life() {
     router.agrees_with(&only).await;
     assert!(epoch(&router, &only).await > before, "{}", bridge.process.output());
     let chat = router.chat(&long(1), 1).await;
-    assert_eq!((chat.cached, chat.predicted()), (0, 0));
+    assert!(chat.cached < 64, "all but the shared beginning is lost: {}", chat.cached);
+    assert_eq!(chat.cached, chat.predicted());
     let chat = router.chat(&long(9), 1).await;
     assert!(chat.cached > 100);
     assert_eq!(chat.cached, chat.predicted());
@@ -262,7 +267,8 @@ async fn a_bridge_of_another_domain_is_named_and_earns_nothing() {
     bridge.arguments[model] = "other".to_owned();
     bridge.restart();
     // With the right bridge gone the router hears of one domain only.
-    let router = Router::start(setup(&[&only], &broker.url()).more("freshness: {fallback: Load}")).await;
+    let router =
+        Router::start(setup(&[&only], &broker.url()).more("freshness: {fallback: Load}").events_only()).await;
     until("the report names it", async || {
         router.has_problem("domain_mismatch", Some(&id(&only))).await.then_some(())
     })

@@ -57,14 +57,15 @@ async fn turn_two_follows_the_cache_on_sglang_0_5_23() {
 async fn a_view_follows_evictions() {
     for wire in [Wire::Vllm033, Wire::Sglang0523] {
         let small = engine(|config| (config.wire, config.num_pages) = (wire, 80)).await;
-        let router = Router::start(Setup::zmq(&[&small])).await;
+        let router = Router::start(Setup::zmq(&[&small]).events_only()).await;
         for number in 1..6 {
             router.chat(&long(number), 8).await;
             let pages = router.agrees_with(&small).await;
             assert!(pages < 80, "{wire:?}: {pages}");
         }
         let again = router.chat(&long(1), 1).await;
-        assert_eq!((again.cached, again.predicted()), (0, 0), "{wire:?}: it was evicted, and we know");
+        assert_eq!(again.cached, again.predicted(), "{wire:?}: {}", again.receipt);
+        assert!(again.cached < 64, "{wire:?}: all but the shared beginning was evicted");
     }
 }
 
@@ -77,7 +78,7 @@ async fn a_prefix_on_one_rank_is_a_hit_for_that_rank() {
         chat_directly(&ranked, &long(1), Some(2)).await;
         router.agrees_with(&ranked).await;
         let chat = router.chat(&long(1), 1).await;
-        assert_eq!(chat.receipt["chosen"]["target"]["rank"], 2, "{wire:?}");
+        assert_eq!(chat.target(), format!("{}#2", id(&ranked)), "{wire:?}");
         assert!(chat.cached > 100, "{wire:?}: {}", chat.cached);
         assert_eq!(chat.cached, chat.predicted(), "{wire:?}");
         let hits = |rank: usize| chat.receipt["candidates"][rank]["hits"]["device"].as_u64().unwrap();
@@ -114,7 +115,7 @@ async fn workers_on_one_host_are_told_apart_by_port() {
     assert_eq!(chat.worker(), id(&a));
     for candidate in chat.receipt["candidates"].as_array().unwrap() {
         let claims = candidate["claimed"]["device"].as_u64().unwrap();
-        assert_eq!(claims > 0, candidate["target"]["worker"] == id(&a), "{candidate}");
+        assert_eq!(claims > 0, candidate["target"] == format!("{}#0", id(&a)), "{candidate}");
     }
 }
 
@@ -128,7 +129,7 @@ async fn explain_tells_the_next_pick_and_books_nothing() {
     let body = json!({"model": crate::harness::MODEL, "messages": long(1), "max_tokens": 1});
     let url = format!("http://{}/v1/admin/explain", router.at.admin);
     let explained = router.client.post(&url, &body).await.unwrap().json().unwrap();
-    assert_eq!(explained["chosen"]["target"]["worker"], id(&b));
+    assert_eq!(explained["chosen"]["target"], format!("{}#0", id(&b)));
     assert_eq!(router.metric("kvrouter_leases_booked", "").await, 0.0);
     let chat = router.chat(&long(1), 1).await;
     assert_eq!(chat.receipt["chosen"]["target"], explained["chosen"]["target"]);

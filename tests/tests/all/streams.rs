@@ -48,7 +48,8 @@ async fn every_cut_of_a_stream_arrives_as_it_was() {
 /// Case A29: after the first byte.
 #[tokio::test]
 async fn a_worker_that_dies_in_a_stream_ends_it_with_one_error_and_no_second_start() {
-    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    // Slow enough that each chunk is sent before the next one exists.
+    let (a, b) = (engine(|config| config.step_ms = 25.0).await, engine(|config| config.step_ms = 25.0).await);
     let router = Router::start(Setup::in_turn(&[&id(&a), &id(&b)])).await;
     fault(&a, json!({"die_after_chunks": 3})).await;
     fault(&b, json!({"die_after_chunks": 3})).await;
