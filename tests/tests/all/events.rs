@@ -179,3 +179,57 @@ async fn garbage_on_zmq_is_counted_and_survived() {
         assert_eq!(chat.cached, chat.predicted(), "no false hit: {}", chat.receipt);
     }
 }
+
+/// What a prompt in flight will leave behind dies with the engine's life. Case K1.
+#[tokio::test]
+async fn credit_for_prompts_in_flight_ends_with_the_engines_life() {
+    let mortal = engine(|_| {}).await;
+    let router = Router::start(Setup::zmq(&[&mortal])).await;
+    router.chat(&long(1), 2).await;
+    router.agrees_with(&mortal).await;
+    fault(&mortal, json!({"restart": true})).await;
+    comes_back(&router, &mortal).await;
+    let chat = router.chat(&long(1), 1).await;
+    assert_eq!((chat.cached, chat.predicted()), (0, 0), "{}", chat.receipt);
+}
+
+/// What events confirmed and then took away is gone, however young the prompt is.
+#[tokio::test]
+async fn credit_for_prompts_in_flight_ends_when_events_take_over() {
+    let small = engine(|config| config.num_pages = 80).await;
+    let router = Router::start(Setup::zmq(&[&small])).await;
+    for number in 1..6 {
+        router.chat(&long(number), 8).await;
+        router.agrees_with(&small).await;
+    }
+    let again = router.chat(&long(1), 1).await;
+    assert_eq!(again.cached, again.predicted(), "{}", again.receipt);
+}
+
+/// A mismatched view earns nothing at once, and prompts in flight are no way around that. Case K26.
+#[tokio::test]
+async fn credit_for_prompts_in_flight_is_not_for_mismatched_views() {
+    let odd = engine(|config| config.page_size = 24).await;
+    let router = Router::start(Setup::zmq(&[&odd]).more("freshness: {fallback: Load}")).await;
+    router.chat(&long(1), 1).await;
+    let chat = router.chat(&long(1), 1).await;
+    assert_eq!(chat.predicted(), 0, "{}", chat.receipt);
+}
+
+/// Case C03: nothing proves that an engine without a replay socket is still the one it was before a
+/// reconnection.
+#[tokio::test]
+async fn a_reconnection_without_replay_puts_the_view_in_doubt() {
+    let mortal = engine(|_| {}).await;
+    let router = Router::start(Setup::of(vec![entry(&mortal, false)]).events_only()).await;
+    router.chat(&long(1), 20).await;
+    router.agrees_with(&mortal).await;
+    fault(&mortal, json!({"restart": true})).await;
+    let following = async || router.process.output().matches("following events").count() > 1;
+    until("the router listens again", async || following().await.then_some(())).await;
+    until("the view is in doubt", async || {
+        let view = router.view(&id(&mortal)).await;
+        (view["block_count"] == 0 || view["ranks"][0]["trust"] == "unsound").then_some(())
+    })
+    .await;
+}
