@@ -82,16 +82,20 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 fn introduce(options: &Options, shape: &Shape, workload: &Workload, nats: Option<&Nats>) {
-    println!("kvrouter demo: the same {} conversations through four policies\n", shape.conversations);
     println!(
-        "  workload  {} requests (seed {}): {} conversations at a time, {} to {} turns each, and a new",
+        "kvrouter demo: the same {} conversations through four policies, about 25 s each\n",
+        shape.conversations
+    );
+    println!(
+        "  workload  {} requests, {} conversations at a time, {} to {} turns each (seed {});",
         workload.requests(),
-        options.seed,
         shape.concurrent,
         shape.turns.0,
-        shape.turns.1
+        shape.turns.1,
+        options.seed
     );
-    println!("            user waits for every answer; {} long system prompts are shared", shape.systems);
+    println!("            each user waits for the answer, thinks, and goes on; the conversations");
+    println!("            share {} long system prompts", shape.systems);
     println!(
         "  engines   {} x engine-sim, which speaks as vLLM 0.33 does: a prefix cache of",
         fleet::ENGINES

@@ -118,22 +118,11 @@ fn quantile_ms(times: &[Duration], q: f64) -> f64 {
 /// The table, with a line on each column that needs one.
 pub fn table(all: &[PolicyResult]) -> String {
     let mut text = format!(
-        "{:<16} {:>9} {:>11} {:>9} {:>9}   {:<21} {:>8}\n{:<16} {:>9} {:>11} {:>9} {:>9}   {:<21} {:>8}\n",
-        "policy",
-        "hit share",
-        "recomputed",
-        "TTFT p50",
-        "TTFT p99",
-        "requests per worker",
-        "max/mean",
-        "",
-        "of prompt",
-        "tokens",
-        "ms",
-        "ms",
-        "",
-        ""
+        "{:<16} {:>9} {:>11} {:>9} {:>9}   {:<21} {:>8}\n",
+        "policy", "hit share", "recomputed", "TTFT p50", "TTFT p99", "requests per worker", "max/mean",
     );
+    let units = format!("{:<16} {:>9} {:>11} {:>9} {:>9}\n", "", "of prompt", "tokens", "ms", "ms");
+    text.push_str(&units);
     text.push_str(&format!("{}\n", "-".repeat(89)));
     for row in all {
         let workers: Vec<String> = row.requests_per_worker.iter().map(u64::to_string).collect();
