@@ -117,6 +117,13 @@ pub struct ResultRecord {
 }
 
 impl Receipt {
+    /// Memory that it takes, roughly: candidates are the most of it.
+    const fn bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.candidates.capacity() * size_of::<CandidateRecord>()
+            + self.shadows.capacity() * size_of::<Shadow>()
+    }
+
     /// Writes down who stood for choice and who was chosen.
     pub fn fill(&mut self, candidates: &[Candidate], decision: &Decision) {
         self.stand(candidates, &decision.terms);
@@ -147,11 +154,16 @@ impl Receipt {
     }
 }
 
+/// Most memory that a ring of receipts takes: with 2,000 candidates each, the
+/// latest 150 receipts.
+const MAX_RING_BYTES: usize = 64 << 20;
+
 /// The latest receipts. Filed when decided, completed when answered.
 #[derive(Debug)]
 pub struct Ring {
     receipts: VecDeque<Receipt>,
     capacity: usize,
+    bytes: usize,
     /// Number of the oldest receipt held.
     first: u64,
 }
@@ -161,18 +173,20 @@ pub struct Ring {
 pub struct ReceiptNumber(u64);
 
 impl Ring {
-    /// A ring of `capacity` receipts, at least one.
+    /// A ring of `capacity` receipts, at least one; fewer where they are large.
     pub fn new(capacity: usize) -> Self {
-        Self { receipts: VecDeque::new(), capacity: capacity.max(1), first: 0 }
+        Self { receipts: VecDeque::new(), capacity: capacity.max(1), bytes: 0, first: 0 }
     }
 
     /// Files a receipt; the oldest makes room.
     pub fn file(&mut self, receipt: Receipt) -> ReceiptNumber {
-        if self.receipts.len() == self.capacity {
-            self.receipts.pop_front();
+        self.bytes += receipt.bytes();
+        self.receipts.push_back(receipt);
+        while self.receipts.len() > self.capacity || (self.bytes > MAX_RING_BYTES && self.receipts.len() > 1)
+        {
+            self.bytes -= self.receipts.pop_front().map_or(0, |oldest| oldest.bytes());
             self.first += 1;
         }
-        self.receipts.push_back(receipt);
         ReceiptNumber(self.first + self.receipts.len() as u64 - 1)
     }
 

@@ -388,15 +388,7 @@ impl Stream {
     /// Applies a payload that continues the stream.
     async fn apply(&mut self, payload: &[u8], sink: &mut impl Sink) {
         let deltas = match wire::decode(payload) {
-            Ok(batch) => {
-                for event in &batch.events {
-                    if let wire::Event::Rejected { error, .. } = event {
-                        tracing::debug!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(error), "event rejected");
-                        sink.tell(Told::Counted(error.reason()), self.status(), self.page()).await;
-                    }
-                }
-                self.digester.apply(&batch)
-            }
+            Ok(batch) => self.digest(&batch, sink).await,
             Err(error) => {
                 tracing::warn!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(&error), "batch rejected");
                 sink.tell(Told::Counted(error.reason()), self.status(), self.page()).await;
@@ -414,6 +406,34 @@ impl Stream {
         }
     }
 
+    /// Digests a batch and counts what was odd about it.
+    async fn digest(&mut self, batch: &wire::Batch, sink: &mut impl Sink) -> Vec<Delta> {
+        for event in &batch.events {
+            let odd = match event {
+                wire::Event::Rejected { error, .. } => {
+                    tracing::debug!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(error), "event rejected");
+                    error.reason()
+                }
+                wire::Event::Unknown => "unknown_event",
+                wire::Event::Stored(_) | wire::Event::Removed(_) | wire::Event::Cleared => continue,
+            };
+            sink.tell(Told::Counted(odd), self.status(), self.page()).await;
+        }
+        let before = self.digester.counts();
+        let deltas = self.digester.apply(batch);
+        let after = self.digester.counts();
+        if after.orphans > before.orphans {
+            sink.tell(Told::Counted("orphan"), self.status(), self.page()).await;
+        }
+        if after.dropped > before.dropped {
+            sink.tell(Told::Counted("store_dropped"), self.status(), self.page()).await;
+        }
+        if self.digester.quality().lost_removal {
+            self.gap.get_or_insert_with(Instant::now);
+        }
+        deltas
+    }
+
     /// The engine lives anew.
     async fn restart(&mut self, sink: &mut impl Sink) {
         tracing::info!(target: "kv_router::feed", endpoint = %self.publisher, "engine restarted: its view begins anew");
@@ -423,19 +443,14 @@ impl Stream {
         self.begin_epoch(sink).await;
     }
 
-    /// Begins anew with what the engine still tells, because a gap could not be
-    /// repaired. The engine's own cache is left alone.
+    /// Begins anew from empty, because a gap could not be repaired: from here on
+    /// the view claims too little, never too much. A replay would not help, it
+    /// lacks the same messages. The engine's own cache is left alone.
     async fn rebuild(&mut self, sink: &mut impl Sink) {
-        let last = self.sequence.last();
-        self.sequence = Sequence::default();
         self.digester.reset();
         self.digester.mark_incomplete();
         self.gap = None;
         self.begin_epoch(sink).await;
-        self.catch_up(sink).await;
-        if let (None, Some((seq, digest))) = (self.sequence.last(), last) {
-            self.sequence.skip_to(seq, digest);
-        }
     }
 
     async fn begin_epoch(&mut self, sink: &mut impl Sink) {
