@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context;
+use axum::serve::ListenerExt;
 use kvrouter_crds::config::EventTransport;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -147,6 +148,12 @@ async fn watch_live_settings(pool: Arc<Pool>) {
 }
 
 async fn serve(listener: TcpListener, router: axum::Router, stop: CancellationToken) {
+    // Tokens are small and must not wait for each other's acknowledgement.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(target: "kv_router", %error, "unable to set TCP_NODELAY");
+        }
+    });
     let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
     if let Err(error) = served {
         tracing::error!(target: "kv_router", error = %error, "listener failed");
