@@ -183,7 +183,12 @@ async fn a_router_without_a_broker_serves_by_history() {
     let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
     let mut broker = Broker::start().await;
     broker.process.kill();
-    let router = Router::start(setup(&[&a, &b], &broker.url())).await;
+    // It calls itself ready only after a while, but it serves whoever asks.
+    let router = Router::start_cold(setup(&[&a, &b], &broker.url())).await;
+    until("both workers are ready", async || {
+        (router.metric("kvrouter_worker_ready", "\"ok\"").await == 2.0).then_some(())
+    })
+    .await;
     assert!(router.has_problem("broker_disconnected", None).await);
     let first = router.chat(&long(1), 2).await;
     let second = router.chat(&long(1), 2).await;
