@@ -36,6 +36,8 @@ pub enum Command {
     Serve(Box<ServeFlags>),
     /// Runs beside one engine: turns its cache events into deltas on NATS.
     Bridge(Box<BridgeFlags>),
+    /// Replays a trace under policies, offline, and compares what comes of it.
+    Replay(Box<crate::replay::ReplayFlags>),
 }
 
 /// Flags of `serve`. Each one beats its variable, which beats the file.
