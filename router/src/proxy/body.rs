@@ -74,14 +74,20 @@ impl Room {
     }
 }
 
+/// Bytes of a body that is too large which are read and forgotten: most such
+/// bodies are a picture too many, not gigabytes.
+const DISCARDED_BYTES: usize = 64 << 20;
+/// How long that may take.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Reads `body` to its end: at most `limit` bytes, each piece in time and within
 /// the budget. Trailers are left out.
 pub async fn read<B>(budget: &Budget, mut body: B, limit: usize) -> Result<Held, ClientError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    // Refused before `100 Continue` is sent, where the length is announced.
     if body.size_hint().lower() > limit as u64 {
+        discard(&mut body).await;
         return Err(ClientError::BodyTooLarge { limit });
     }
     let mut room = Room::default();
@@ -97,6 +103,8 @@ where
             },
         };
         if piece.len() > limit - whole.len() {
+            drop(std::mem::take(&mut whole));
+            discard(&mut body).await;
             return Err(ClientError::BodyTooLarge { limit });
         }
         room.grow(budget, whole.len() + piece.len()).await?;
@@ -109,6 +117,24 @@ where
         whole.extend_from_slice(&piece);
     }
     Ok(Held { bytes: whole.freeze(), _room: room })
+}
+
+/// Reads on for a while and forgets: a client that still writes when the answer
+/// comes would see a broken connection instead of it.
+async fn discard<B>(body: &mut B)
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let mut left = DISCARDED_BYTES;
+    let reading = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    let _ = timeout(DISCARD_TIMEOUT, reading).await;
 }
 
 #[cfg(test)]
