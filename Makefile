@@ -40,6 +40,10 @@ engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares
 bench: ## Runs the benchmarks.
 	cargo bench --workspace
 
+.PHONY: replay
+replay: ## Replays TRACE (default: the lab trace) under all policies. ARGS='--workers 16 --plot out.svg'.
+	cargo run -q --release -p kvrouter-router -- replay --trace $(or $(TRACE),tests/fixtures/traces/lab.json) $(ARGS)
+
 .PHONY: fixtures
 fixtures: ## Makes the tokenizer fixture and its expected renderings anew (needs PyPI).
 	python3 tests/fixtures/tokenizer/make.py

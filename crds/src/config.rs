@@ -391,10 +391,14 @@ pub enum Policy {
     CachePlusLoad,
     /// The published formula, in blocks.
     KvAware,
+    /// Most leading blocks held, whatever the load.
+    LongestPrefix,
     /// Fewest active blocks.
     LeastLoad,
     /// In turn.
     RoundRobin,
+    /// Tokens to prefill times requests in the batch.
+    LMetric,
 }
 
 /// Weight of what is not cached, per role.
@@ -434,7 +438,7 @@ pub struct LoadWeights {
 
 impl Default for LoadWeights {
     fn default() -> Self {
-        Self { queue: 1.0, decode: 0.05, request: 0.0, imbalance: 0.0 }
+        Self { queue: 0.5, decode: 0.02, request: 0.0, imbalance: 0.0 }
     }
 }
 

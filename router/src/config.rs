@@ -36,6 +36,8 @@ pub enum Command {
     Serve(Box<ServeFlags>),
     /// Runs beside one engine: turns its cache events into deltas on NATS.
     Bridge(Box<BridgeFlags>),
+    /// Replays a trace under policies, offline, and compares what comes of it.
+    Replay(Box<crate::replay::ReplayFlags>),
 }
 
 /// Flags of `serve`. Each one beats its variable, which beats the file.
@@ -145,8 +147,11 @@ pub struct BridgeFlags {
 pub enum PolicyFlag {
     CachePlusLoad,
     KvAware,
+    LongestPrefix,
     LeastLoad,
     RoundRobin,
+    #[value(name = "lmetric")]
+    LMetric,
 }
 
 /// An event transport as flags spell it.
@@ -359,8 +364,10 @@ const fn kind_of(policy: file::Policy) -> PolicyKind {
     match policy {
         file::Policy::CachePlusLoad => PolicyKind::CachePlusLoad,
         file::Policy::KvAware => PolicyKind::KvAware,
+        file::Policy::LongestPrefix => PolicyKind::LongestPrefix,
         file::Policy::LeastLoad => PolicyKind::LeastLoad,
         file::Policy::RoundRobin => PolicyKind::RoundRobin,
+        file::Policy::LMetric => PolicyKind::LMetric,
     }
 }
 
@@ -384,8 +391,10 @@ fn apply_flags(file: &mut RouterConfig, flags: &ServeFlags) {
         file.policy = match policy {
             PolicyFlag::CachePlusLoad => file::Policy::CachePlusLoad,
             PolicyFlag::KvAware => file::Policy::KvAware,
+            PolicyFlag::LongestPrefix => file::Policy::LongestPrefix,
             PolicyFlag::LeastLoad => file::Policy::LeastLoad,
             PolicyFlag::RoundRobin => file::Policy::RoundRobin,
+            PolicyFlag::LMetric => file::Policy::LMetric,
         };
     }
     if let Some(weight) = flags.kv_overlap_weight {

@@ -13,9 +13,11 @@ pub mod feed;
 pub mod fleet;
 pub mod listen;
 pub mod metrics;
+pub mod plot;
 pub mod pool;
 pub mod prompt;
 pub mod proxy;
+pub mod replay;
 pub mod route;
 pub mod serve;
 

@@ -32,6 +32,13 @@ fn main() -> ExitCode {
                 }
             }
         }
+        Command::Replay(flags) => match kvrouter_router::replay::run(&flags) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::from(error.exit_code())
+            }
+        },
     }
 }
 
