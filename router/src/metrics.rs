@@ -25,7 +25,7 @@ pub struct Metrics {
     pub engine_prompt_tokens: IntCounter,
     /// Cached prompt tokens as engines reported them.
     pub engine_cached_tokens: IntCounter,
-    /// Tokenisations, one per request and template variant.
+    /// Tokenisations, one per request at most.
     pub tokenisations: IntCounter,
     /// Prompts that were not turned into ids, by reason.
     pub refusals: IntCounterVec,
@@ -41,7 +41,7 @@ pub struct Metrics {
     pub shadow_picks: IntCounterVec,
     /// Blocks that shadow policies would have reused in addition.
     pub shadow_regret: IntCounterVec,
-    /// Seconds from the request's last byte to the pick.
+    /// Seconds of the pick alone: lookup, pricing, booking, receipt.
     pub decision_seconds: Histogram,
     /// Seconds to render and tokenise.
     pub prompt_seconds: Histogram,
@@ -146,7 +146,7 @@ impl Metrics {
             )?,
             decision_seconds: histogram(
                 "decision_seconds",
-                "From the body's last byte to the pick.",
+                "The pick alone: lookup, pricing, booking, receipt.",
                 0.00005,
             )?,
             prompt_seconds: histogram("prompt_seconds", "To render and tokenise.", 0.00005)?,

@@ -261,38 +261,7 @@ fn lab_outputs(
             })?;
         }
     }
-    let mut table = format!("{} requests, {} workers; modelled\n", trace.requests.len(), trace.workers.len());
-    let _ = writeln!(
-        table,
-        "{:<16} {:>10} {:>6} {:>5} {:>8} {:>6} {:>6} {:>9} {:>9} {:>8}",
-        "policy",
-        "recomputed",
-        "hit %",
-        "hits",
-        "max/mean",
-        "churn",
-        "stale",
-        "rejected",
-        "dominated",
-        "latency"
-    );
-    for run in &done {
-        let summary = &run.summary;
-        let _ = writeln!(
-            table,
-            "{:<16} {:>10} {:>6.1} {:>5} {:>8.2} {:>6} {:>6} {:>9} {:>9} {:>8.1}",
-            run.policy.split(':').next().unwrap_or_default(),
-            summary.recomputed_tokens,
-            summary.hit_share * 100.0,
-            summary.hit_count,
-            summary.load_max_over_mean,
-            summary.route_churn,
-            summary.stale_events,
-            summary.tenant_rejections,
-            summary.dominated_choices,
-            summary.latency_proxy_ticks
-        );
-    }
+    let mut table = lab_table(trace, &done);
     table += "latency: ticks to the modelled first byte, mean; ties fall to the lower target\n";
     if flags.oracle {
         let _ = writeln!(
@@ -309,6 +278,43 @@ fn lab_outputs(
         files.push((path.clone(), plot::lab(&done).map_err(ReplayError::Plot)?));
     }
     Ok(Outputs { table, files })
+}
+
+/// One row a policy.
+fn lab_table(trace: &lab_trace::LabTrace, done: &[lab::LabRun]) -> String {
+    let mut table = format!("{} requests, {} workers; modelled\n", trace.requests.len(), trace.workers.len());
+    let _ = writeln!(
+        table,
+        "{:<16} {:>10} {:>6} {:>5} {:>8} {:>6} {:>6} {:>9} {:>9} {:>8}",
+        "policy",
+        "recomputed",
+        "hit %",
+        "hits",
+        "max/mean",
+        "churn",
+        "stale",
+        "rejected",
+        "dominated",
+        "latency"
+    );
+    for run in done {
+        let summary = &run.summary;
+        let _ = writeln!(
+            table,
+            "{:<16} {:>10} {:>6.1} {:>5} {:>8.2} {:>6} {:>6} {:>9} {:>9} {:>8.1}",
+            run.policy.split(':').next().unwrap_or_default(),
+            summary.recomputed_tokens,
+            summary.hit_share * 100.0,
+            summary.hit_count,
+            summary.load_max_over_mean,
+            summary.route_churn,
+            summary.stale_events,
+            summary.tenant_rejections,
+            summary.dominated_choices,
+            summary.latency_proxy_ticks
+        );
+    }
+    table
 }
 
 fn contenders(flags: &ReplayFlags) -> Result<Vec<Contender>, ReplayError> {

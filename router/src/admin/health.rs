@@ -211,7 +211,7 @@ fn not_exact(pool: &Pool, worker: &Worker, target: &TargetState, verdict: Verdic
         Reason::Gap => "events were lost and could not be replayed; its view is rebuilt; give it a replay socket or a larger buffer.".to_owned(),
         Reason::EngineUnreachable => "its event sockets cannot be reached; check the engine and its KV event endpoints.".to_owned(),
         Reason::Silence => "no proof of its view has arrived lately; check its bridge and the broker.".to_owned(),
-        Reason::DomainMismatch => "its bridge speaks of another model, revision or block size; give both the same settings.".to_owned(),
+        Reason::DomainMismatch => "its bridge speaks of another model, revision, block size or identity seed; give both the same settings.".to_owned(),
         Reason::NoSequence => "it numbers no events, so losses cannot be seen; its hits count only while events are fresh; use an engine release that numbers them.".to_owned(),
     };
     let credit = if verdict.credited { "" } else { " No hits are credited now." };

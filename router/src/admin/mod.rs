@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -45,10 +45,11 @@ pub fn metrics_router(pool: Arc<Pool>) -> axum::Router {
 
 /// The admin endpoints.
 pub fn admin_router(pool: Arc<Pool>) -> axum::Router {
+    let body_limit = usize::try_from(pool.config.file.limits.request_body_bytes).unwrap_or(usize::MAX);
     axum::Router::new()
         .route("/v1/admin/cache-view/{worker}", axum::routing::get(cache_view))
         .route("/v1/admin/workers", axum::routing::get(workers))
-        .route("/v1/admin/explain", axum::routing::post(explain))
+        .route("/v1/admin/explain", axum::routing::post(explain).layer(DefaultBodyLimit::max(body_limit)))
         .route("/v1/admin/receipts", axum::routing::get(receipts))
         .route("/metrics", axum::routing::get(metrics))
         .route("/health/report", axum::routing::get(report))

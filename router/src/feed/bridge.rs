@@ -6,6 +6,7 @@
 //! the numbers and fetch as a snapshot, from the same task that reads the
 //! engine, so a snapshot and its number always belong together.
 
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -64,7 +65,7 @@ impl Settings {
         if flags.nats_url.parse::<async_nats::ServerAddr>().is_err() {
             return wrong("--nats-url", "is no NATS address; write nats://host:port");
         }
-        if flags.worker.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok()).is_none() {
+        if flags.worker.rsplit_once(':').and_then(|(_, port)| port.parse::<NonZeroU16>().ok()).is_none() {
             return wrong("--worker", "must be host:port, as the routers know the worker");
         }
         let seed = flags.identity_seed_file.as_deref().map(read_secret).transpose()?.unwrap_or_default();
@@ -79,7 +80,8 @@ impl Settings {
         }
         Ok(Self {
             size,
-            uid: uid_of(&WorkerId::new(flags.worker.as_str())),
+            // Routers spell hosts in lower case.
+            uid: uid_of(&WorkerId::new(flags.worker.to_ascii_lowercase())),
             domain: Domain::new(&flags.model, &flags.revision, size, &identity),
             identity,
             flags: flags.clone(),

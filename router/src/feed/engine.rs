@@ -259,7 +259,11 @@ impl Stream {
         }
         if self.last_message.elapsed() >= IDLE_CHECK && self.replay.is_some() && !self.unsequenced {
             self.last_message = Instant::now();
-            self.prove(sink).await;
+            // The connection is the same, so the engine is too; a replay can only
+            // tell what was lost on the way, or end an older doubt.
+            if self.catch_up(sink).await {
+                self.doubt = None;
+            }
         }
         self.tell_current(sink).await;
     }

@@ -18,7 +18,7 @@ use crate::proxy::upstream::Upstream;
 
 /// Between two probes of one worker.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// An engine answers `/v1/models` from memory; a second is generous.
+/// An engine answers `/v1/models` from memory; two seconds are generous.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Probes between two readings of the page size, which changes with a restart
 /// only.
