@@ -45,6 +45,10 @@ peers: ## Compares the index with dynamo-kv-router in one run: a table of ratios
 	cargo test --release --manifest-path tests/peers/Cargo.toml --locked
 	cargo run --release --manifest-path tests/peers/Cargo.toml --locked
 
+.PHONY: replay
+replay: ## Replays TRACE (default: the lab trace) under all policies. ARGS='--workers 16 --plot out.svg'.
+	cargo run -q --release -p kvrouter-router -- replay --trace $(or $(TRACE),tests/fixtures/traces/lab.json) $(ARGS)
+
 .PHONY: fixtures
 fixtures: ## Makes the tokenizer fixture and its expected renderings anew (needs PyPI).
 	python3 tests/fixtures/tokenizer/make.py

@@ -360,7 +360,10 @@ pub struct Limits {
     pub first_byte_timeout_seconds: u64,
     /// How long a request waits while no worker is ready.
     pub no_worker_wait_seconds: u64,
-    /// How long open answers may go on after SIGTERM.
+    /// How long requests are still taken after SIGTERM, so that everybody can
+    /// notice that the router is not ready any more.
+    pub drain_delay_seconds: u64,
+    /// How long open answers may go on after that.
     pub drain_timeout_seconds: u64,
     /// Receipts kept in memory.
     pub receipts: u64,
@@ -373,6 +376,7 @@ impl Default for Limits {
             connect_timeout_seconds: 3,
             first_byte_timeout_seconds: 600,
             no_worker_wait_seconds: 5,
+            drain_delay_seconds: 5,
             drain_timeout_seconds: 120,
             receipts: 4096,
         }
@@ -387,10 +391,14 @@ pub enum Policy {
     CachePlusLoad,
     /// The published formula, in blocks.
     KvAware,
+    /// Most leading blocks held, whatever the load.
+    LongestPrefix,
     /// Fewest active blocks.
     LeastLoad,
     /// In turn.
     RoundRobin,
+    /// Tokens to prefill times requests in the batch.
+    LMetric,
 }
 
 /// Weight of what is not cached, per role.
@@ -430,7 +438,7 @@ pub struct LoadWeights {
 
 impl Default for LoadWeights {
     fn default() -> Self {
-        Self { queue: 1.0, decode: 0.05, request: 0.0, imbalance: 0.0 }
+        Self { queue: 0.5, decode: 0.02, request: 0.0, imbalance: 0.0 }
     }
 }
 

@@ -36,6 +36,8 @@ pub enum Command {
     Serve(Box<ServeFlags>),
     /// Runs beside one engine: turns its cache events into deltas on NATS.
     Bridge(Box<BridgeFlags>),
+    /// Replays a trace under policies, offline, and compares what comes of it.
+    Replay(Box<crate::replay::ReplayFlags>),
 }
 
 /// Flags of `serve`. Each one beats its variable, which beats the file.
@@ -91,13 +93,11 @@ pub struct BridgeFlags {
     /// The engine's `host:port`, as routers know the worker.
     #[arg(long, env = "KVROUTER_WORKER")]
     pub worker: String,
-    /// UID of the pod; outside Kubernetes the worker's name stands for it.
-    #[arg(long, env = "KVROUTER_POD_UID")]
-    pub pod_uid: Option<String>,
     /// The engine's publisher; rank r is at port + r.
     #[arg(long, env = "KVROUTER_KV_EVENTS", default_value = "tcp://127.0.0.1:5557")]
     pub kv_events: Endpoint,
-    /// The engine's replay socket; rank r is at port + r. Empty: none.
+    /// The engine's replay socket; rank r is at port + r. Absent: lost messages
+    /// cannot be repaired.
     #[arg(long, env = "KVROUTER_KV_REPLAY")]
     pub kv_replay: Option<Endpoint>,
     /// Data-parallel ranks of the engine.
@@ -147,8 +147,11 @@ pub struct BridgeFlags {
 pub enum PolicyFlag {
     CachePlusLoad,
     KvAware,
+    LongestPrefix,
     LeastLoad,
     RoundRobin,
+    #[value(name = "lmetric")]
+    LMetric,
 }
 
 /// An event transport as flags spell it.
@@ -183,8 +186,12 @@ pub struct ServeConfig {
     pub file: RouterConfig,
     /// Tokens per block.
     pub size: BlockSize,
-    /// First values of the live settings.
+    /// Settings in force at start.
     pub live: Live,
+    /// The same without the live file: what a value that leaves it goes back to.
+    pub base: Live,
+    /// The policy and weights that flags and variables set: they beat both files.
+    pub flags: ServeFlags,
     /// The file that may change them.
     pub live_path: Option<PathBuf>,
     /// Secret that keys all block hashes; empty without one.
@@ -262,16 +269,22 @@ impl ServeConfig {
         let size = BlockSize::new(file.block_size).ok_or_else(|| {
             Complaint { field: "blockSize".into(), message: "must be at least 1".into() }.at(path, &text)
         })?;
-        let mut live = Live::of(&file);
-        if let Some(live_path) = &flags.live_config {
-            live = live.updated(live_path)?;
-        }
+        let base = Live::of(&file);
+        let live = match &flags.live_config {
+            Some(path) => base.updated(path, flags)?,
+            None => base,
+        };
         let identity_seed = match &file.identity_seed_file {
             Some(path) => read_secret(path)?.into_bytes(),
             None => Vec::new(),
         };
         let admin_token = file.admin_token_file.as_deref().map(read_secret).transpose()?;
-        Ok(Self { size, live, live_path: flags.live_config.clone(), identity_seed, admin_token, file })
+        if admin_token.as_deref() == Some("") {
+            let message = "names an empty file; put a token in it".to_owned();
+            return Err(Complaint { field: "adminTokenFile".into(), message }.at(path, &text));
+        }
+        let (live_path, flags) = (flags.live_config.clone(), flags.clone());
+        Ok(Self { size, live, base, flags, live_path, identity_seed, admin_token, file })
     }
 }
 
@@ -291,10 +304,23 @@ impl Live {
         })
     }
 
-    /// These settings with what the live file at `path` changes.
-    pub fn updated(self, path: &Path) -> Result<Self, ConfigError> {
+    /// These settings with what the live file at `path` changes, where `flags` do
+    /// not say otherwise.
+    pub fn updated(self, path: &Path, flags: &ServeFlags) -> Result<Self, ConfigError> {
         let text = read(path)?;
-        let live: LiveSettings = parse(path, &text)?;
+        let mut live: LiveSettings = parse(path, &text)?;
+        if flags.router_policy.is_some() {
+            live.policy = None;
+        }
+        if flags.session_affinity.is_some() {
+            let mode = file_mode(self.settings.sessions.mode);
+            live.session_affinity.iter_mut().for_each(|affinity| affinity.mode = mode);
+        }
+        if let Some(weights) = &mut live.overlap_weights {
+            weights.default = flags.kv_overlap_weight.unwrap_or(weights.default);
+            weights.prefill = flags.kv_prefill_overlap_weight.or(weights.prefill);
+            weights.decode = flags.kv_decode_overlap_weight.or(weights.decode);
+        }
         check_live(&live, self.settings.policy).map_err(|complaint| complaint.at(path, &text))?;
         Ok(self.with(&live))
     }
@@ -342,8 +368,10 @@ const fn kind_of(policy: file::Policy) -> PolicyKind {
     match policy {
         file::Policy::CachePlusLoad => PolicyKind::CachePlusLoad,
         file::Policy::KvAware => PolicyKind::KvAware,
+        file::Policy::LongestPrefix => PolicyKind::LongestPrefix,
         file::Policy::LeastLoad => PolicyKind::LeastLoad,
         file::Policy::RoundRobin => PolicyKind::RoundRobin,
+        file::Policy::LMetric => PolicyKind::LMetric,
     }
 }
 
@@ -352,6 +380,14 @@ const fn session_mode(mode: file::SessionMode) -> SessionMode {
         file::SessionMode::Disabled => SessionMode::Disabled,
         file::SessionMode::Prefill => SessionMode::Prefill,
         file::SessionMode::Both => SessionMode::Both,
+    }
+}
+
+const fn file_mode(mode: SessionMode) -> file::SessionMode {
+    match mode {
+        SessionMode::Disabled => file::SessionMode::Disabled,
+        SessionMode::Prefill => file::SessionMode::Prefill,
+        SessionMode::Both => file::SessionMode::Both,
     }
 }
 
@@ -367,8 +403,10 @@ fn apply_flags(file: &mut RouterConfig, flags: &ServeFlags) {
         file.policy = match policy {
             PolicyFlag::CachePlusLoad => file::Policy::CachePlusLoad,
             PolicyFlag::KvAware => file::Policy::KvAware,
+            PolicyFlag::LongestPrefix => file::Policy::LongestPrefix,
             PolicyFlag::LeastLoad => file::Policy::LeastLoad,
             PolicyFlag::RoundRobin => file::Policy::RoundRobin,
+            PolicyFlag::LMetric => file::Policy::LMetric,
         };
     }
     if let Some(weight) = flags.kv_overlap_weight {
@@ -496,11 +534,22 @@ pub fn worker_id(url: &str) -> Result<String, String> {
     if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
         return Err(format!("must have no path and no query; {hint}"));
     }
-    let host = uri.host().ok_or_else(|| format!("has no host; {hint}"))?;
-    Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80)))
+    let authority = uri.authority().ok_or_else(|| format!("has no host; {hint}"))?;
+    let (host, port) = (authority.host().to_ascii_lowercase(), authority.port_u16());
+    let spelt = authority.as_str().to_ascii_lowercase();
+    match port {
+        Some(port) if port > 0 && spelt == format!("{host}:{port}") => Ok(spelt),
+        None if spelt == host => Ok(format!("{host}:80")),
+        _ => Err(format!("must have a port of 1 to 65535 and no user; {hint}")),
+    }
 }
 
 fn check_events(events: &file::KvEvents) -> Checked {
+    for (field, port) in [("kvEvents.port", events.port), ("kvEvents.replayPort", events.replay_port)] {
+        if port == 0 {
+            return complain(field, "must be 1 to 65535");
+        }
+    }
     match (events.transport, &events.nats) {
         (EventTransport::NATS, None) => complain(
             "kvEvents.nats",
@@ -601,7 +650,8 @@ fn check_freshness(freshness: &file::Freshness) -> Checked {
     Ok(())
 }
 
-fn is_dns_label(label: &str) -> bool {
+/// Whether `label` is a DNS label.
+pub fn is_dns_label(label: &str) -> bool {
     let inner =
         |character: char| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '-';
     (1..=63).contains(&label.len())
@@ -610,7 +660,8 @@ fn is_dns_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
-fn is_subject_prefix(prefix: &str) -> bool {
+/// Whether `prefix` can be the first token of a subject.
+pub fn is_subject_prefix(prefix: &str) -> bool {
     let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_');
     (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed)
 }
@@ -670,117 +721,5 @@ fn line_of(text: &str, field: &str) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GOOD: &str = "schemaVersion: 1
-pool: {namespace: default, name: demo}
-model: {name: tiny}
-blockSize: 16
-listen: {http: 127.0.0.1:0, metrics: 127.0.0.1:0, admin: 127.0.0.1:0}
-discovery:
-  backend: Static
-  workers:
-    - {url: \"http://127.0.0.1:8001\"}
-    - url: http://127.0.0.1:8002
-      dpSize: 2
-kvEvents:
-  transport: ZMQ
-";
-
-    fn load(text: &str, flags: &[&str]) -> Result<ServeConfig, ConfigError> {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("router.yaml");
-        std::fs::write(&path, text).expect("written");
-        let path = path.to_str().expect("plain");
-        let arguments = [&["kv-router", "serve", "--config", path], flags].concat();
-        let Command::Serve(flags) = Cli::try_parse_from(arguments).expect("valid flags").command else {
-            panic!("serve")
-        };
-        ServeConfig::load(&flags)
-    }
-
-    #[track_caller]
-    fn check(why: &str, from: &str, to: &str, expected: &str) {
-        let text = GOOD.replace(from, to);
-        assert_ne!(text, GOOD, "{why}: the case changes the file");
-        let message = load(&text, &[]).expect_err(why).to_string();
-        let message = message.split_once("router.yaml:").expect("names the file").1;
-        assert!(message.starts_with(expected), "{why}: {message}");
-    }
-
-    #[test]
-    fn bad_files_are_refused_by_line_and_field() {
-        load(GOOD, &[]).expect("the base is good");
-        check("unknown field", "blockSize: 16", "blockSizes: 16", "4: unknown field `blockSizes`");
-        check(
-            "unknown nested field",
-            "dpSize: 2",
-            "dpsize: 2",
-            "11: discovery.workers[1]: unknown field `dpsize`",
-        );
-        check("wrong type", "blockSize: 16", "blockSize: big", "4: blockSize: invalid type");
-        check("unknown word", "transport: ZMQ", "transport: on", "13: kvEvents.transport: ");
-        check("missing field", "model: {name: tiny}\n", "", "1: missing field `model`");
-        check("zero block", "blockSize: 16", "blockSize: 0", "4: blockSize: must be");
-        check("no broker", "transport: ZMQ", "transport: NATS", "12: kvEvents.nats: is missing");
-        check("twice the same worker", "8002", "8001", "10: discovery.workers[1].url: names 127.0.0.1:8001");
-        check(
-            "https",
-            "url: http://127",
-            "url: https://127",
-            "10: discovery.workers[1].url: must be plain http",
-        );
-        check("no ranks", "dpSize: 2", "dpSize: 0", "11: discovery.workers[1].dpSize: must be");
-        check("newer file", "schemaVersion: 1", "schemaVersion: 2", "1: schemaVersion: is 2");
-        check(
-            "two ports alike",
-            "metrics: 127.0.0.1:0, admin: 127.0.0.1:0",
-            "metrics: 127.0.0.1:7, admin: 127.0.0.1:7",
-            "5: listen.admin: has the port",
-        );
-        let weights = |text: &str| GOOD.to_owned() + text;
-        for (why, addition, expected) in [
-            ("contradiction", "policy: KvAware\nloadWeights: {queue: 2}\n", "15: loadWeights: only count"),
-            ("negative weight", "overlapWeights: {default: -1}\n", "14: overlapWeights.default: is -1"),
-            ("not a number", "overlapWeights: {default: .nan}\n", "14: overlapWeights.default: is NaN"),
-            (
-                "a reserve of nothing",
-                "overload: {coldReserve: 0.2}\n",
-                "14: overload.coldReserve: is a share",
-            ),
-            ("a cap of nothing", "overload: {maxQueuedTokens: 0}\n", "14: overload.maxQueuedTokens: must"),
-            (
-                "a session for ever",
-                "sessionAffinity: {mode: Both, ttlSeconds: 0}\n",
-                "14: sessionAffinity.ttlSeconds",
-            ),
-            ("an unknown shadow", "shadowPolicies: [Best]\n", "14: shadowPolicies[0]: unknown variant"),
-            ("a boolean", "inFlightCredit: off\n", "14: inFlightCredit: "),
-            ("short budget", "freshness: {budgetSeconds: 1}\n", "14: freshness.budgetSeconds: must be"),
-        ] {
-            let message = load(&weights(addition), &[]).expect_err(why).to_string();
-            assert!(message.contains(&format!("router.yaml:{expected}")), "{why}: {message}");
-        }
-    }
-
-    #[test]
-    fn flags_beat_the_file() {
-        let config =
-            load(GOOD, &["--router-policy", "kv-aware", "--kv-overlap-weight", "2.5"]).expect("good");
-        assert_eq!(config.live.settings.policy, PolicyKind::KvAware);
-        assert_eq!(config.live.settings.overlap.default, 2.5);
-    }
-
-    #[test]
-    fn live_settings_change_only_what_they_name() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("live.yaml");
-        std::fs::write(&path, "schemaVersion: 1\noverlapWeights: {default: 3}\n").expect("written");
-        let before = Live::of(&serde_yaml::from_str(GOOD).expect("good"));
-        let after = before.updated(&path).expect("good");
-        assert_eq!(after.settings.overlap.default, 3.0);
-        assert_eq!(after.settings.load, before.settings.load);
-        assert_eq!(after.freshness, before.freshness);
-    }
-}
+#[path = "config_tests.rs"]
+mod tests;

@@ -3,18 +3,21 @@
 //! A request passes through [`prompt`] (body to token ids), [`route`] (ids to a
 //! pick, by `kvrouter_core`) and [`proxy`] (bytes to the worker and back).
 //! [`fleet`] knows the workers, [`feed`] brings their cache events, [`admin`]
-//! answers people and probes, [`pool`] is what they share. [`clock`] is the
-//! only file that asks for the time.
+//! answers people and probes, [`pool`] is what they share. [`listen`] accepts
+//! connections. [`clock`] is the only file that asks for the time.
 
 pub mod admin;
 pub mod clock;
 pub mod config;
 pub mod feed;
 pub mod fleet;
+pub mod listen;
 pub mod metrics;
+pub mod plot;
 pub mod pool;
 pub mod prompt;
 pub mod proxy;
+pub mod replay;
 pub mod route;
 pub mod serve;
 

@@ -32,6 +32,13 @@ fn main() -> ExitCode {
                 }
             }
         }
+        Command::Replay(flags) => match kvrouter_router::replay::run(&flags) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::from(error.exit_code())
+            }
+        },
     }
 }
 
@@ -52,8 +59,9 @@ fn run(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     }
 }
 
-/// Our own state changes; the tokenizer's tables are of no interest here.
-const DEFAULT_LOGS: &str = "info,tk_encode=warn";
+/// Our own state changes; the tokenizer's tables and every attempt to reach a
+/// broker are of no interest here.
+const DEFAULT_LOGS: &str = "info,tk_encode=warn,async_nats=error";
 
 /// Logs go to stderr; `RUST_LOG` chooses what.
 fn init_logs(json: bool) {

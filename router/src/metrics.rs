@@ -25,7 +25,7 @@ pub struct Metrics {
     pub engine_prompt_tokens: IntCounter,
     /// Cached prompt tokens as engines reported them.
     pub engine_cached_tokens: IntCounter,
-    /// Tokenisations, one per request and template variant.
+    /// Tokenisations, one per request at most.
     pub tokenisations: IntCounter,
     /// Prompts that were not turned into ids, by reason.
     pub refusals: IntCounterVec,
@@ -41,7 +41,7 @@ pub struct Metrics {
     pub shadow_picks: IntCounterVec,
     /// Blocks that shadow policies would have reused in addition.
     pub shadow_regret: IntCounterVec,
-    /// Seconds from the request's last byte to the pick.
+    /// Seconds of the pick alone: lookup, pricing, booking, receipt.
     pub decision_seconds: Histogram,
     /// Seconds to render and tokenise.
     pub prompt_seconds: Histogram,
@@ -63,28 +63,46 @@ struct Gauges {
     pool: IntGaugeVec,
 }
 
+/// Makes metrics under our prefix and registers them.
+struct Register<'a>(&'a Registry);
+
+impl Register<'_> {
+    fn keep<T: prometheus::core::Collector + Clone + 'static>(
+        &self,
+        metric: T,
+    ) -> Result<T, prometheus::Error> {
+        self.0.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+        self.keep(IntCounter::new(format!("kvrouter_{name}"), help)?)
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+        self.keep(IntCounterVec::new(Opts::new(format!("kvrouter_{name}"), help), labels)?)
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
+        self.keep(IntGaugeVec::new(Opts::new(format!("kvrouter_{name}"), help), labels)?)
+    }
+
+    /// Ten steps a factor of 2.5 apart span four decades.
+    fn histogram(&self, name: &str, help: &str, from: f64) -> Result<Histogram, prometheus::Error> {
+        let buckets = prometheus::exponential_buckets(from, 2.5, 11)?;
+        let options = HistogramOpts::new(format!("kvrouter_{name}"), help).buckets(buckets);
+        self.keep(Histogram::with_opts(options)?)
+    }
+}
+
 impl Metrics {
     /// Registers everything.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let counter = |name: &str, help: &str| {
-            let counter = IntCounter::new(format!("kvrouter_{name}"), help)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
-        };
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            let counters = IntCounterVec::new(Opts::new(format!("kvrouter_{name}"), help), labels)?;
-            registry.register(Box::new(counters.clone()))?;
-            Ok::<_, prometheus::Error>(counters)
-        };
-        let histogram = |name: &str, help: &str, from: f64| {
-            // Ten steps a factor of 2.5 apart span four decades.
-            let buckets = prometheus::exponential_buckets(from, 2.5, 11)?;
-            let options = HistogramOpts::new(format!("kvrouter_{name}"), help).buckets(buckets);
-            let histogram = Histogram::with_opts(options)?;
-            registry.register(Box::new(histogram.clone()))?;
-            Ok::<_, prometheus::Error>(histogram)
-        };
+        let register = Register(&registry);
+        let counter = |name: &str, help: &str| register.counter(name, help);
+        let counters = |name: &str, help: &str, labels: &[&str]| register.counters(name, help, labels);
+        let histogram = |name: &str, help: &str, from: f64| register.histogram(name, help, from);
         Ok(Self {
             requests: counters(
                 "requests_total",
@@ -128,7 +146,7 @@ impl Metrics {
             )?,
             decision_seconds: histogram(
                 "decision_seconds",
-                "From the body's last byte to the pick.",
+                "The pick alone: lookup, pricing, booking, receipt.",
                 0.00005,
             )?,
             prompt_seconds: histogram("prompt_seconds", "To render and tokenise.", 0.00005)?,
@@ -137,7 +155,7 @@ impl Metrics {
                 "From forwarding to the answer's first byte.",
                 0.005,
             )?,
-            gauges: Gauges::new(&registry)?,
+            gauges: Gauges::new(&register)?,
             registry,
         })
     }
@@ -152,12 +170,8 @@ impl Metrics {
 }
 
 impl Gauges {
-    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let gauges = |name: &str, help: &str, labels: &[&str]| {
-            let gauges = IntGaugeVec::new(Opts::new(format!("kvrouter_{name}"), help), labels)?;
-            registry.register(Box::new(gauges.clone()))?;
-            Ok::<_, prometheus::Error>(gauges)
-        };
+    fn new(register: &Register<'_>) -> Result<Self, prometheus::Error> {
+        let gauges = |name: &str, help: &str, labels: &[&str]| register.gauges(name, help, labels);
         Ok(Self {
             in_flight: gauges("target_requests", "Leases in flight.", &["target"])?,
             active_blocks: gauges("target_active_blocks", "Distinct blocks in flight.", &["target"])?,

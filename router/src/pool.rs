@@ -107,7 +107,8 @@ impl Pool {
     /// A pool as `config` describes it, its static workers included.
     pub fn new(config: ServeConfig) -> Result<Self, prometheus::Error> {
         let identity = Identity::new(IdentitySeed::new(&config.identity_seed));
-        let domain = Domain::new(&config.file.model.name, &config.file.model.revision, config.size);
+        let domain =
+            Domain::new(&config.file.model.name, &config.file.model.revision, config.size, &identity);
         let (prompter, tokenizer_failure) = load_prompter(&config);
         let index = Index::default();
         let fleet = Fleet::of_static(&config.file, &index);
@@ -171,6 +172,8 @@ impl Pool {
             Change::Reset => {
                 target.trust.lock().reset();
                 self.index.apply(target.slot, &Delta::Cleared);
+                target.account.engine_restarted();
+                self.history.lock().remove_target(target.slot);
             }
             Change::Replaced { epoch, seq, deltas, status, page } => {
                 self.index.replace(target.slot, &deltas);
@@ -181,6 +184,9 @@ impl Pool {
             }
             Change::Continued { epoch, seq, deltas, status, page } => {
                 deltas.iter().for_each(|delta| self.index.apply(target.slot, delta));
+                if !deltas.is_empty() {
+                    target.account.events_arrived();
+                }
                 target.trust.lock().heard(now, epoch, seq, status);
                 target.note(status, page);
             }

@@ -6,13 +6,13 @@
 
 use std::sync::Arc;
 
-use kvrouter_core::blocks::{BlockHash, NamespaceId, chain};
+use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
 use kvrouter_core::ids::{Role, Target, WorkerId};
 use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
 use kvrouter_core::policy::sessions::{SessionKey, SessionUse};
 use kvrouter_core::policy::{Candidate, Evidence, NoChoice, Outcome, PickRequest, hits, shadow};
-use kvrouter_core::receipts::{Receipt, ReceiptNumber, SCHEMA_VERSION};
+use kvrouter_core::receipts::{Receipt, ReceiptNumber, ResultRecord, SCHEMA_VERSION};
 use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::Fallback;
 
@@ -39,6 +39,10 @@ pub struct Ask {
     pub images: Vec<ImageKey>,
     /// The session it belongs to.
     pub session: Option<SessionKey>,
+    /// The adapter it needs: only workers that serve it stand for choice.
+    pub adapter: Option<Arc<str>>,
+    /// The engine will not read its cache for it.
+    pub bypasses_cache: bool,
 }
 
 /// A pick: where to send a request, and what holds the booking.
@@ -67,6 +71,8 @@ impl Ask {
             blocks: chain(root, pool.config.size, &prompt.tokens).into(),
             images: prompt.images.clone(),
             session: None,
+            adapter: prompt.namespace.adapter.clone(),
+            bypasses_cache: prompt.bypasses_cache,
         }
     }
 
@@ -151,6 +157,22 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     Ok(Routed { worker, target: chosen.target.clone(), lease: pick.lease, receipt })
 }
 
+/// Files the receipt of a request that was refused or abandoned before a pick:
+/// every arrival has one. `failure` is a stable label.
+pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &'static str) {
+    let prompt = Prompt {
+        tokens: Arc::from([]),
+        count: Tokens(0),
+        namespace: Namespace::default(),
+        refused: None,
+        images: Vec::new(),
+        bypasses_cache: false,
+    };
+    let mut receipt = Ask { exact_tokens: false, ..Ask::new(pool, request_id, &prompt) }.receipt(pool, 0);
+    receipt.result = Some(ResultRecord { status, failure: Some(failure), ..ResultRecord::default() });
+    pool.receipts.lock().file(receipt);
+}
+
 /// The receipt of what [`pick`] would do now, without doing it.
 pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
     let settings = pool.live.read().settings;
@@ -200,7 +222,10 @@ fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
         let claimed = found.map_or_else(|_| TierHits::default(), |at| claims[at].tiers());
         let trust = state.trust.lock().verdict(now, live.freshness);
         let paired = state.facts().paired;
-        let usable = |held| hits::usable(held, ask.prompt_tokens, pool.config.size, paired);
+        let usable = |held| match ask.bypasses_cache {
+            true => TierHits::default(),
+            false => hits::usable(held, ask.prompt_tokens, pool.config.size, paired),
+        };
         let (hits, evidence) = if trust.credited {
             (usable(claimed), Evidence::View)
         } else if live.fallback == Fallback::History {
@@ -211,11 +236,13 @@ fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
         };
         let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
         let account = Arc::clone(&state.account);
-        let usable = hits::limit(ask.prompt_tokens, pool.config.size, paired);
+        let limit = hits::limit(ask.prompt_tokens, pool.config.size, paired);
+        let usable = if ask.bypasses_cache { 0 } else { limit };
         Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
     };
-    let eligible =
-        pool.fleet.workers().iter().filter(|worker| worker.is_ready() && !excluded.contains(&worker.id));
+    let eligible = pool.fleet.workers().iter().filter(|worker| {
+        worker.is_ready() && worker.serves(ask.adapter.as_deref()) && !excluded.contains(&worker.id)
+    });
     eligible.flat_map(|worker| worker.targets.iter().map(prospect)).collect()
 }
 

@@ -11,11 +11,11 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Live, ServeConfig};
+use crate::config::ServeConfig;
 use crate::pool::Pool;
 use crate::proxy::App;
 use crate::proxy::upstream::Upstream;
-use crate::{admin, feed, fleet, proxy};
+use crate::{admin, feed, fleet, listen, proxy};
 
 /// How long the first views may take before the router is ready without them.
 const WARM_LIMIT: Duration = Duration::from_secs(60);
@@ -28,25 +28,31 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Serves until SIGTERM or SIGINT, then drains.
 pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     let limits = config.file.limits.clone();
-    let listen = config.file.listen.clone();
+    let ports = config.file.listen.clone();
     let pool = Arc::new(Pool::new(config)?);
     let upstream = Upstream::new(Duration::from_secs(limits.connect_timeout_seconds));
-    let http = bind(listen.http, "listen.http").await?;
-    let metrics = bind(listen.metrics, "listen.metrics").await?;
-    let admin = bind(listen.admin, "listen.admin").await?;
+    let http = bind(ports.http, "listen.http").await?;
+    let metrics = bind(ports.metrics, "listen.metrics").await?;
+    let admin = bind(ports.admin, "listen.admin").await?;
     announce(&pool, &http, &metrics, &admin)?;
     start_tasks(&pool, &upstream);
 
     let stop = CancellationToken::new();
-    let app = App { pool: Arc::clone(&pool), upstream };
-    let serving = tokio::spawn(serve(http, proxy::router(app), stop.clone()));
+    let app = App::new(Arc::clone(&pool), upstream);
+    let serving = tokio::spawn(listen::serve(http, proxy::router(app), stop.clone()));
     let side = CancellationToken::new();
-    tokio::spawn(serve(metrics, admin::metrics_router(Arc::clone(&pool)), side.clone()));
-    tokio::spawn(serve(admin, admin::admin_router(Arc::clone(&pool)), side.clone()));
+    tokio::spawn(listen::serve(metrics, admin::metrics_router(Arc::clone(&pool)), side.clone()));
+    tokio::spawn(listen::serve(admin, admin::admin_router(Arc::clone(&pool)), side.clone()));
 
     wait_for_signal().await?;
     pool.draining.store(true, Ordering::Relaxed);
-    tracing::info!(target: "kv_router", seconds = limits.drain_timeout_seconds, "draining");
+    tracing::info!(
+        target: "kv_router", delay_seconds = limits.drain_delay_seconds,
+        seconds = limits.drain_timeout_seconds, "draining"
+    );
+    // Load balancers send requests here until they have seen `/readyz` fail;
+    // a listener that closed at once would refuse them.
+    tokio::time::sleep(Duration::from_secs(limits.drain_delay_seconds)).await;
     stop.cancel();
     let drained = tokio::time::timeout(Duration::from_secs(limits.drain_timeout_seconds), serving).await;
     side.cancel();
@@ -115,7 +121,6 @@ async fn become_ready(pool: Arc<Pool>) {
 /// refused leaves the last good settings in force.
 async fn watch_live_settings(pool: Arc<Pool>) {
     let Some(path) = pool.config.live_path.clone() else { return };
-    let start = Live { ..pool.config.live };
     let mut seen = std::fs::read(&path).ok();
     loop {
         tokio::time::sleep(LOOK).await;
@@ -124,7 +129,7 @@ async fn watch_live_settings(pool: Arc<Pool>) {
             continue;
         }
         seen = now;
-        match start.updated(&path) {
+        match pool.config.base.updated(&path, &pool.config.flags) {
             Ok(live) => {
                 *pool.live.write() = live;
                 *pool.live_refused.write() = None;
@@ -135,13 +140,6 @@ async fn watch_live_settings(pool: Arc<Pool>) {
                 *pool.live_refused.write() = Some(error.to_string());
             }
         }
-    }
-}
-
-async fn serve(listener: TcpListener, router: axum::Router, stop: CancellationToken) {
-    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
-    if let Err(error) = served {
-        tracing::error!(target: "kv_router", error = %error, "listener failed");
     }
 }
 

@@ -16,5 +16,6 @@ pub mod ids;
 pub mod index;
 pub mod policy;
 pub mod receipts;
+pub mod replay;
 pub mod trust;
 pub mod units;

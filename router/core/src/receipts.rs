@@ -117,6 +117,13 @@ pub struct ResultRecord {
 }
 
 impl Receipt {
+    /// Memory that it takes, roughly: candidates are the most of it.
+    const fn bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.candidates.capacity() * size_of::<CandidateRecord>()
+            + self.shadows.capacity() * size_of::<Shadow>()
+    }
+
     /// Writes down who stood for choice and who was chosen.
     pub fn fill(&mut self, candidates: &[Candidate], decision: &Decision) {
         self.stand(candidates, &decision.terms);
@@ -147,11 +154,18 @@ impl Receipt {
     }
 }
 
+/// Most memory that a ring of receipts takes: with 2,000 candidates each, the
+/// latest 150 receipts.
+const MAX_RING_BYTES: usize = 64 << 20;
+
 /// The latest receipts. Filed when decided, completed when answered.
 #[derive(Debug)]
 pub struct Ring {
-    receipts: VecDeque<Receipt>,
+    /// Shared with those who read them, so that nobody serialises under the
+    /// ring's lock.
+    receipts: VecDeque<Arc<Receipt>>,
     capacity: usize,
+    bytes: usize,
     /// Number of the oldest receipt held.
     first: u64,
 }
@@ -161,32 +175,36 @@ pub struct Ring {
 pub struct ReceiptNumber(u64);
 
 impl Ring {
-    /// A ring of `capacity` receipts, at least one.
+    /// A ring of `capacity` receipts, at least one; fewer where they are large.
     pub fn new(capacity: usize) -> Self {
-        Self { receipts: VecDeque::new(), capacity: capacity.max(1), first: 0 }
+        Self { receipts: VecDeque::new(), capacity: capacity.max(1), bytes: 0, first: 0 }
     }
 
     /// Files a receipt; the oldest makes room.
     pub fn file(&mut self, receipt: Receipt) -> ReceiptNumber {
-        if self.receipts.len() == self.capacity {
-            self.receipts.pop_front();
+        self.bytes += receipt.bytes();
+        self.receipts.push_back(Arc::new(receipt));
+        while self.receipts.len() > self.capacity || (self.bytes > MAX_RING_BYTES && self.receipts.len() > 1)
+        {
+            self.bytes -= self.receipts.pop_front().map_or(0, |oldest| oldest.bytes());
             self.first += 1;
         }
-        self.receipts.push_back(receipt);
         ReceiptNumber(self.first + self.receipts.len() as u64 - 1)
     }
 
-    /// Joins what became of it. A receipt that left the ring is not missed.
+    /// Joins what became of it. A receipt that left the ring is not missed; one
+    /// that is being read is copied first.
     pub fn join(&mut self, number: ReceiptNumber, result: ResultRecord) {
         let position = number.0.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
         if let Some(receipt) = position.and_then(|at| self.receipts.get_mut(at)) {
-            receipt.result = Some(result);
+            Arc::make_mut(receipt).result = Some(result);
         }
     }
 
-    /// The newest `limit` receipts that `wanted` accepts, newest first.
-    pub fn latest(&self, limit: usize, wanted: impl Fn(&Receipt) -> bool) -> Vec<&Receipt> {
-        self.receipts.iter().rev().filter(|receipt| wanted(receipt)).take(limit).collect()
+    /// The newest `limit` receipts that `wanted` accepts, newest first, as they
+    /// are now: a result that is joined later does not show in them.
+    pub fn latest(&self, limit: usize, wanted: impl Fn(&Receipt) -> bool) -> Vec<Arc<Receipt>> {
+        self.receipts.iter().rev().filter(|receipt| wanted(receipt)).take(limit).cloned().collect()
     }
 
     /// Receipts ever filed.
@@ -278,6 +296,17 @@ mod tests {
         let held: Vec<_> = ring.latest(9, |receipt| receipt.result.is_some());
         assert_eq!(held.iter().map(|receipt| &*receipt.request_id).collect::<Vec<_>>(), ["c", "b"]);
         assert_eq!(ring.filed(), 3);
+    }
+
+    #[test]
+    fn a_receipt_that_is_being_read_does_not_change_under_its_reader() {
+        let mut ring = Ring::new(1);
+        let number = ring.file(receipt("a"));
+        let read = ring.latest(1, |_| true);
+        ring.join(number, ResultRecord { status: 200, ..Default::default() });
+        assert_eq!(read[0].result, None);
+        let joined = ring.latest(1, |_| true)[0].result.as_ref().map(|result| result.status);
+        assert_eq!(joined, Some(200));
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub enum Reason {
     EngineUnreachable,
     /// No proof of continuity has arrived for too long.
     Silence,
-    /// The other side speaks of another model, revision or block size.
+    /// The other side speaks of another model, revision, block size or seed.
     DomainMismatch,
     /// The engine's page does not divide the block.
     PageSizeMismatch,

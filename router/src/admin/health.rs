@@ -1,5 +1,6 @@
 //! The health report: what is wrong, where, and what to do next.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvrouter_core::trust::{Reason, State, Verdict};
@@ -74,21 +75,65 @@ fn target_health(pool: &Pool, target: &TargetState) -> TargetHealth {
     }
 }
 
-/// Everything that is wrong now, what affects all workers first.
+/// How bad a problem is, worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Severity {
+    /// Nothing can be served.
+    Pool,
+    /// No view can be trusted any more.
+    Broker,
+    /// No prompt can be looked up in any view.
+    Tokenizer,
+    /// A worker gets no requests.
+    NotReady,
+    /// A cache will never count as it is.
+    Mismatched,
+    /// A view is wrong, or is not there yet.
+    Unsound,
+    /// A view claims too little, or less is known of it than of others.
+    Incomplete,
+    /// Requests are served as before.
+    LiveSettings,
+}
+
+impl Severity {
+    const fn of(state: State) -> Self {
+        match state {
+            State::Mismatched => Self::Mismatched,
+            State::Cold | State::Syncing | State::Unsound => Self::Unsound,
+            State::Incomplete | State::Unsequenced | State::Exact => Self::Incomplete,
+        }
+    }
+}
+
+/// Everything that is wrong now, worst first; equally bad ones by worker.
 fn problems(pool: &Pool, workers: &[WorkerHealth]) -> Vec<Problem> {
+    let mut problems = of_the_pool(pool, workers);
+    for worker in pool.fleet.workers() {
+        problems.extend(of_a_worker(pool, worker));
+    }
+    problems.sort_by_key(|(severity, _)| *severity);
+    problems.into_iter().map(|(_, problem)| problem).collect()
+}
+
+fn problem(reason: &str, worker: Option<&str>, message: String) -> Problem {
+    Problem { reason: reason.to_owned(), worker: worker.map(str::to_owned), message }
+}
+
+fn of_the_pool(pool: &Pool, workers: &[WorkerHealth]) -> Vec<(Severity, Problem)> {
     let mut problems = Vec::new();
-    let mut say = |reason: &str, worker: Option<&str>, message: String| {
-        problems.push(Problem { reason: reason.to_owned(), worker: worker.map(str::to_owned), message });
+    let mut say = |severity: Severity, reason: &str, message: String| {
+        problems.push((severity, problem(reason, None, message)));
     };
     if workers.is_empty() {
-        say("no_workers", None, "The pool has no workers; list some under discovery.workers.".to_owned());
+        let message = "The pool has no workers; list some under discovery.workers.";
+        say(Severity::Pool, "no_workers", message.to_owned());
     }
-    let transport = pool.config.file.kv_events.transport;
     if !pool.broker_connected.load(Ordering::Relaxed) {
         let url = pool.config.file.kv_events.nats.as_ref().map_or("", |nats| &nats.url);
         say(
+            Severity::Broker,
             "broker_disconnected",
-            None,
             format!(
                 "NATS at {url} does not answer; requests are routed by history and load; check the broker and the network to it."
             ),
@@ -96,8 +141,8 @@ fn problems(pool: &Pool, workers: &[WorkerHealth]) -> Vec<Problem> {
     }
     if let Some(failure) = &pool.tokenizer_failure {
         say(
+            Severity::Tokenizer,
             "no_tokenizer",
-            None,
             format!(
                 "Prompts cannot be tokenised ({failure}), so they are routed by load; set model.tokenizer.path."
             ),
@@ -105,30 +150,34 @@ fn problems(pool: &Pool, workers: &[WorkerHealth]) -> Vec<Problem> {
     }
     if let Some(refused) = pool.live_refused.read().as_deref() {
         say(
+            Severity::LiveSettings,
             "live_settings_refused",
-            None,
-            format!("The live settings were refused, the last good ones stay in force: {refused}."),
+            format!(
+                "The live settings were refused ({refused}), and the last good ones stay in force; correct the file that --live-config names."
+            ),
         );
     }
-    let healthy = pool.fleet.workers();
-    for worker in healthy {
-        let id = worker.id.as_str();
-        let status = worker.status();
-        if let Some(message) = not_ready(status.reason) {
-            say(status.reason.label(), Some(id), format!("Worker {id} gets no requests: {message}"));
-            continue;
-        }
-        if transport == EventTransport::None {
-            continue;
-        }
-        for target in &worker.targets {
-            let verdict = verdict(pool, target);
-            if let Some(message) = not_exact(pool, worker, target, verdict) {
-                say(verdict.reason.label(), Some(id), format!("{}: {message}", target.target));
-            }
-        }
-    }
     problems
+}
+
+/// A worker that is not ready has one problem, whatever its views are.
+fn of_a_worker(pool: &Pool, worker: &Worker) -> Vec<(Severity, Problem)> {
+    let id = worker.id.as_str();
+    let status = worker.status();
+    if let Some(message) = not_ready(status.reason) {
+        let message = format!("Worker {id} gets no requests: {message}");
+        return vec![(Severity::NotReady, problem(status.reason.label(), Some(id), message))];
+    }
+    if pool.config.file.kv_events.transport == EventTransport::None {
+        return Vec::new();
+    }
+    let of_a_target = |target: &Arc<TargetState>| {
+        let verdict = verdict(pool, target);
+        let message = not_exact(pool, worker, target, verdict)?;
+        let message = format!("{}: {message}", target.target);
+        Some((Severity::of(verdict.state), problem(verdict.reason.label(), Some(id), message)))
+    };
+    worker.targets.iter().filter_map(of_a_target).collect()
 }
 
 const fn not_ready(reason: ReadyReason) -> Option<&'static str> {
@@ -158,11 +207,11 @@ fn not_exact(pool: &Pool, worker: &Worker, target: &TargetState, verdict: Verdic
         Reason::ReportedPageSizeMismatch => pages(worker.status().reported_page),
         Reason::NothingHeard => "no cache event has arrived; check that the engine publishes KV events and, with NATS, that its bridge runs.".to_owned(),
         Reason::SnapshotPending => "its view is being fetched; if this stays, check its event endpoint and replay socket.".to_owned(),
-        Reason::StoresMissing => "the beginning of its events was missed, so hits are under-counted until its cache turns over; give it a replay socket.".to_owned(),
+        Reason::StoresMissing => "the beginning of its events was missed, so hits are under-counted until the engine clears its cache or restarts; give it a replay socket.".to_owned(),
         Reason::Gap => "events were lost and could not be replayed; its view is rebuilt; give it a replay socket or a larger buffer.".to_owned(),
         Reason::EngineUnreachable => "its event sockets cannot be reached; check the engine and its KV event endpoints.".to_owned(),
         Reason::Silence => "no proof of its view has arrived lately; check its bridge and the broker.".to_owned(),
-        Reason::DomainMismatch => "its bridge speaks of another model, revision or block size; give both the same settings.".to_owned(),
+        Reason::DomainMismatch => "its bridge speaks of another model, revision, block size or identity seed; give both the same settings.".to_owned(),
         Reason::NoSequence => "it numbers no events, so losses cannot be seen; its hits count only while events are fresh; use an engine release that numbers them.".to_owned(),
     };
     let credit = if verdict.credited { "" } else { " No hits are credited now." };

@@ -10,24 +10,30 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{StatusCode, header};
 use kvrouter_core::ids::Role;
-use kvrouter_core::receipts::canonical_json;
+use kvrouter_core::receipts::{Receipt, canonical_json};
 use serde_json::{Value, json};
 
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::proxy::errors;
-use crate::proxy::prepare_blocking;
+use crate::proxy::prepared::prepare_blocking;
 use crate::route;
 
 /// Receipts in one answer unless asked otherwise, and at most.
 const RECEIPTS: usize = 20;
 const MAX_RECEIPTS: usize = 1000;
+/// Largest answer about receipts. One of a pool of 2,000 targets takes about a
+/// megabyte, and nobody reads a gigabyte; an answer that was cut says so.
+const MAX_ANSWER: usize = 16 << 20;
+/// How a list of receipts ends, and one that was cut.
+const END: &str = "]}";
+const TRUNCATED: &str = r#"],"truncated":true}"#;
 
 /// `/metrics` and `/health/report`.
 pub fn metrics_router(pool: Arc<Pool>) -> axum::Router {
@@ -39,10 +45,11 @@ pub fn metrics_router(pool: Arc<Pool>) -> axum::Router {
 
 /// The admin endpoints.
 pub fn admin_router(pool: Arc<Pool>) -> axum::Router {
+    let body_limit = usize::try_from(pool.config.file.limits.request_body_bytes).unwrap_or(usize::MAX);
     axum::Router::new()
         .route("/v1/admin/cache-view/{worker}", axum::routing::get(cache_view))
         .route("/v1/admin/workers", axum::routing::get(workers))
-        .route("/v1/admin/explain", axum::routing::post(explain))
+        .route("/v1/admin/explain", axum::routing::post(explain).layer(DefaultBodyLimit::max(body_limit)))
         .route("/v1/admin/receipts", axum::routing::get(receipts))
         .route("/metrics", axum::routing::get(metrics))
         .route("/health/report", axum::routing::get(report))
@@ -146,12 +153,12 @@ async fn explain(
         }
     };
     let work = move || {
-        let (mut ask, _) = prepare_blocking(&pool, endpoint, "explain".into(), &body)?;
+        let mut ask = prepare_blocking(&pool, endpoint, "explain".into(), &body)?.ask;
         ask.role = role;
-        Ok::<_, errors::ClientError>(json!(route::explain(&pool, &ask)))
+        Ok::<_, errors::ClientError>(explanation(route::explain(&pool, &ask), MAX_ANSWER))
     };
     match tokio::task::spawn_blocking(work).await {
-        Ok(Ok(receipt)) => canonical(&receipt),
+        Ok(Ok(text)) => json_text(text),
         Ok(Err(error)) => error.into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -168,13 +175,107 @@ async fn receipts(State(pool): State<Arc<Pool>>, Query(query): Query<HashMap<Str
         }
     };
     let wanted = query.get("request_id");
-    let ring = pool.receipts.lock();
-    let found = ring.latest(limit, |receipt| wanted.is_none_or(|id| *id == *receipt.request_id));
-    let receipts = json!({ "receipts": found });
-    drop(ring);
-    canonical(&receipts)
+    let wanted = |receipt: &Receipt| wanted.is_none_or(|id| **id == *receipt.request_id);
+    let found = pool.receipts.lock().latest(limit, wanted);
+    // Hundreds of large receipts take a second to write down.
+    match tokio::task::spawn_blocking(move || listing(&found, MAX_ANSWER)).await {
+        Ok(text) => json_text(text),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }
 
-fn canonical(value: &Value) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], canonical_json(value)).into_response()
+/// The receipts as canonical JSON of at most `limit` bytes; the oldest are left
+/// out where they do not fit.
+fn listing(receipts: &[Arc<Receipt>], limit: usize) -> String {
+    let mut text = r#"{"receipts":["#.to_owned();
+    let mut written = 0;
+    for receipt in receipts {
+        let receipt = canonical_json(&json!(receipt));
+        if text.len() + 1 + receipt.len() + TRUNCATED.len() > limit {
+            break;
+        }
+        if written > 0 {
+            text.push(',');
+        }
+        text.push_str(&receipt);
+        written += 1;
+    }
+    text.push_str(if written < receipts.len() { TRUNCATED } else { END });
+    text
+}
+
+/// The receipt as canonical JSON of at most `limit` bytes; candidates are left
+/// out where they do not fit.
+fn explanation(mut receipt: Receipt, limit: usize) -> String {
+    let mut text = canonical_json(&json!(receipt));
+    while text.len() > limit && !receipt.candidates.is_empty() {
+        receipt.candidates.truncate(receipt.candidates.len() / 2);
+        let mut cut = json!(receipt);
+        cut["truncated"] = Value::Bool(true);
+        text = canonical_json(&cut);
+    }
+    text
+}
+
+fn json_text(text: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use kvrouter_core::blocks::NamespaceId;
+    use kvrouter_core::policy::sessions::SessionUse;
+    use kvrouter_core::policy::{Outcome, Settings};
+    use kvrouter_core::receipts::SCHEMA_VERSION;
+    use kvrouter_core::units::Tokens;
+
+    fn receipt(id: &str) -> Receipt {
+        Receipt {
+            schema_version: SCHEMA_VERSION,
+            request_id: id.into(),
+            time_unix_ms: 0,
+            attempt: 1,
+            role: Role::Mixed,
+            settings: Settings::default(),
+            namespace: NamespaceId(0),
+            prompt_tokens: Tokens(0),
+            exact_tokens: true,
+            prompt_blocks: 0,
+            block_size: 16,
+            candidates: Vec::new(),
+            chosen: None,
+            outcome: Outcome::NoTarget,
+            predicted_hit_tokens: Tokens(0),
+            images: 0,
+            session: SessionUse::None,
+            shadows: Vec::new(),
+            result: None,
+        }
+    }
+
+    #[test]
+    fn a_listing_keeps_to_its_limit_and_says_so() {
+        let receipts: Vec<_> = ["a", "b"].into_iter().map(|id| Arc::new(receipt(id))).collect();
+        let whole = listing(&receipts, usize::MAX);
+        assert_eq!(whole, canonical_json(&json!({"receipts": receipts})), "it is canonical");
+        let cases: [(usize, &[&str]); 3] =
+            [(whole.len() + 20, &["a", "b"]), (whole.len() - 1, &["a"]), (0, &[])];
+        for (limit, ids) in cases {
+            let text = listing(&receipts, limit);
+            let value: Value = serde_json::from_str(&text).expect("valid");
+            let found = value["receipts"].as_array().expect("a list");
+            let found: Vec<_> = found.iter().filter_map(|one| one["request_id"].as_str()).collect();
+            assert_eq!(found, ids, "at most {limit} bytes");
+            assert_eq!(value["truncated"] == true, ids.len() < 2, "at most {limit} bytes");
+            assert!(limit == 0 || text.len() <= limit);
+        }
+    }
+
+    #[test]
+    fn an_explanation_without_candidates_is_given_whole() {
+        let text = explanation(receipt("a"), 0);
+        assert_eq!(text, canonical_json(&json!(receipt("a"))));
+    }
 }

@@ -6,6 +6,7 @@
 //! the numbers and fetch as a snapshot, from the same task that reads the
 //! engine, so a snapshot and its number always belong together.
 
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,10 +24,7 @@ use super::engine::{Remembered, Sink, Stream, Told, View};
 use super::nats;
 use super::subjects::{Subjects, uid_of};
 use crate::clock::Clock;
-use crate::config::{BridgeFlags, ConfigError, read_secret};
-
-/// Block hashes in one snapshot page: half of NATS' default maximum payload.
-const HASHES_PER_PAGE: usize = 1 << 16;
+use crate::config::{BridgeFlags, ConfigError, is_dns_label, is_subject_prefix, read_secret};
 
 /// Settings of a bridge that make sense together.
 #[derive(Clone, Debug)]
@@ -67,16 +65,25 @@ impl Settings {
         if flags.nats_url.parse::<async_nats::ServerAddr>().is_err() {
             return wrong("--nats-url", "is no NATS address; write nats://host:port");
         }
-        if flags.worker.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok()).is_none() {
+        if flags.worker.rsplit_once(':').and_then(|(_, port)| port.parse::<NonZeroU16>().ok()).is_none() {
             return wrong("--worker", "must be host:port, as the routers know the worker");
         }
         let seed = flags.identity_seed_file.as_deref().map(read_secret).transpose()?.unwrap_or_default();
-        let uid = flags.pod_uid.clone().unwrap_or_else(|| uid_of(&WorkerId::new(flags.worker.as_str())));
+        let identity = Identity::new(IdentitySeed::new(seed.as_bytes()));
+        for (flag, label) in [("--namespace", &flags.namespace), ("--pool", &flags.pool)] {
+            if !is_dns_label(label) {
+                return wrong(flag, "must be a DNS label: lower-case letters, digits and `-`, at most 63");
+            }
+        }
+        if !is_subject_prefix(&flags.subject_prefix) {
+            return wrong("--subject-prefix", "must be letters, digits, `-` and `_`");
+        }
         Ok(Self {
             size,
-            uid,
-            identity: Identity::new(IdentitySeed::new(seed.as_bytes())),
-            domain: Domain::new(&flags.model, &flags.revision, size),
+            // Routers spell hosts in lower case.
+            uid: uid_of(&WorkerId::new(flags.worker.to_ascii_lowercase())),
+            domain: Domain::new(&flags.model, &flags.revision, size, &identity),
+            identity,
             flags: flags.clone(),
         })
     }
@@ -133,11 +140,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     }
 }
 
-async fn metrics(registry: Registry) -> Vec<u8> {
+async fn metrics(registry: Registry) -> ([(http::HeaderName, &'static str); 1], Vec<u8>) {
     let mut text = Vec::new();
     // An encoder that fails leaves out what it could not write.
     let _ = TextEncoder::new().encode(&registry.gather(), &mut text);
-    text
+    ([(http::header::CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }
 
 impl Publish {
@@ -220,6 +227,9 @@ impl Sink for Publish {
             }
             Told::Current { epoch, seq, last } => {
                 self.publish(epoch, seq, None, status, page).await;
+                // A view that is not sound must not be taken for a sound one by
+                // the bridge that comes after this one.
+                let last = last.filter(|_| !status.unsound && !status.incomplete && !status.disconnected);
                 self.remember(Remembered { epoch: epoch.0, last });
             }
             Told::Counted(label) => self.shared.messages.with_label_values(&[label]).inc(),
@@ -247,7 +257,7 @@ impl Sink for Publish {
     async fn snapshot(&mut self, view: View<'_>) {
         let Some(reply) = self.wanted.take() else { return };
         let deltas = tokio::task::block_in_place(|| view.digester.snapshot());
-        let parts = paginate(deltas, HASHES_PER_PAGE);
+        let parts = paginate(deltas, self.shared.client.max_payload() / 2);
         let pages = parts.len() as u32;
         let settings = &self.shared.settings;
         for (index, deltas) in (0u32..).zip(parts) {

@@ -35,6 +35,11 @@ const RECONNECT: Duration = Duration::from_millis(500);
 /// A replay that sends nothing for this long has ended: its end marker can be
 /// dropped by the engine's own high-water mark.
 const REPLAY_SILENCE: Duration = Duration::from_secs(2);
+/// How long one catching up may take while live messages wait. It goes on from
+/// where it stopped.
+const REPLAY_LIMIT: Duration = Duration::from_secs(4);
+/// After a replay that failed the next one waits this long, and longer each time.
+const REPLAY_PAUSE: Duration = Duration::from_secs(2);
 /// Replays in a row that brought nothing new before a gap counts as lost.
 const REPLAY_ATTEMPTS: u32 = 3;
 /// How long a view with an unrepaired gap is kept before it is rebuilt from
@@ -126,7 +131,12 @@ pub struct Stream {
     counted: u64,
     /// Since when a gap is unrepaired.
     gap: Option<Instant>,
+    /// Since when it is not proven that the engine is still the one we know.
+    doubt: Option<Instant>,
     last_message: Instant,
+    /// Replays that failed in a row, and when the next one may be tried.
+    failed_replays: u32,
+    replay_after: Instant,
 }
 
 /// How a replay ended.
@@ -160,7 +170,10 @@ impl Stream {
             unsequenced: false,
             counted: 0,
             gap: None,
+            doubt: None,
             last_message: Instant::now(),
+            failed_replays: 0,
+            replay_after: Instant::now(),
         }
     }
 
@@ -197,7 +210,12 @@ impl Stream {
     async fn follow(&mut self, mut connection: Connection, sink: &mut impl Sink) -> ZmtpError {
         tracing::info!(target: "kv_router::feed", endpoint = %self.publisher, "following events");
         self.connected = true;
-        self.catch_up(sink).await;
+        if self.unsequenced {
+            // Nothing can tell whether it is the same engine: begin anew.
+            self.restart(sink).await;
+            self.digester.mark_incomplete();
+        }
+        self.prove(sink).await;
         self.confirm(sink).await;
         self.tell_current(sink).await;
         let mut tick = tokio::time::interval(TICK);
@@ -235,12 +253,17 @@ impl Stream {
     }
 
     async fn on_tick(&mut self, sink: &mut impl Sink) {
-        if self.gap.is_some_and(|since| since.elapsed() >= REBUILD_AFTER) {
+        let over = |since: Option<Instant>| since.is_some_and(|since| since.elapsed() >= REBUILD_AFTER);
+        if over(self.gap) || over(self.doubt) {
             self.rebuild(sink).await;
         }
         if self.last_message.elapsed() >= IDLE_CHECK && self.replay.is_some() && !self.unsequenced {
             self.last_message = Instant::now();
-            self.catch_up(sink).await;
+            // The connection is the same, so the engine is too; a replay can only
+            // tell what was lost on the way, or end an older doubt.
+            if self.catch_up(sink).await {
+                self.doubt = None;
+            }
         }
         self.tell_current(sink).await;
     }
@@ -312,14 +335,45 @@ impl Stream {
         sink.tell(Told::Counted("gap_unrepaired"), self.status(), self.page()).await;
     }
 
-    /// Asks the replay socket for everything from the last message on, until it
-    /// brings nothing new.
-    async fn catch_up(&mut self, sink: &mut impl Sink) {
+    /// Catches up, and notes whether that proved that the engine is still the one
+    /// we know. Where it did not, the view is in doubt from now on.
+    async fn prove(&mut self, sink: &mut impl Sink) {
+        let known = self.sequence.last().is_some();
+        if self.catch_up(sink).await {
+            self.doubt = None;
+        } else if known && self.sequence.last().is_some() {
+            self.doubt.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Asks the replay socket for everything from the last message on; whether
+    /// the stream is continuous now. A replay socket that does not answer is
+    /// left alone for a while: live messages are waiting meanwhile.
+    async fn catch_up(&mut self, sink: &mut impl Sink) -> bool {
+        if Instant::now() < self.replay_after {
+            return false;
+        }
+        let caught_up = timeout(REPLAY_LIMIT, self.replay_until_current(sink)).await.unwrap_or(false);
+        if caught_up || self.replay.is_none() {
+            self.failed_replays = 0;
+        } else {
+            let pause = REPLAY_PAUSE.saturating_mul(1 << self.failed_replays.min(5));
+            self.failed_replays += 1;
+            self.replay_after = Instant::now() + pause;
+        }
+        if self.sequence.last().is_none() && !caught_up {
+            // The engine may hold what it stored before we came.
+            self.digester.mark_incomplete();
+        }
+        caught_up
+    }
+
+    async fn replay_until_current(&mut self, sink: &mut impl Sink) -> bool {
         let mut useless = 0;
         while useless < REPLAY_ATTEMPTS {
             let before = self.sequence.last();
             match self.replay_once(sink).await {
-                Replayed::Continuous => return,
+                Replayed::Continuous => return true,
                 Replayed::Restarted => self.restart(sink).await,
                 Replayed::Useless if self.sequence.last() == before => useless += 1,
                 Replayed::Useless => useless = 0,
@@ -328,10 +382,7 @@ impl Stream {
                 break;
             }
         }
-        if self.sequence.last().is_none() {
-            // The engine may hold what it stored before we came.
-            self.digester.mark_incomplete();
-        }
+        false
     }
 
     /// One replay, from the last message known.
@@ -388,15 +439,7 @@ impl Stream {
     /// Applies a payload that continues the stream.
     async fn apply(&mut self, payload: &[u8], sink: &mut impl Sink) {
         let deltas = match wire::decode(payload) {
-            Ok(batch) => {
-                for event in &batch.events {
-                    if let wire::Event::Rejected { error, .. } = event {
-                        tracing::debug!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(error), "event rejected");
-                        sink.tell(Told::Counted(error.reason()), self.status(), self.page()).await;
-                    }
-                }
-                self.digester.apply(&batch)
-            }
+            Ok(batch) => self.digest(&batch, sink).await,
             Err(error) => {
                 tracing::warn!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(&error), "batch rejected");
                 sink.tell(Told::Counted(error.reason()), self.status(), self.page()).await;
@@ -414,28 +457,52 @@ impl Stream {
         }
     }
 
+    /// Digests a batch and counts what was odd about it.
+    async fn digest(&mut self, batch: &wire::Batch, sink: &mut impl Sink) -> Vec<Delta> {
+        for event in &batch.events {
+            let odd = match event {
+                wire::Event::Rejected { error, .. } => {
+                    tracing::debug!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(error), "event rejected");
+                    error.reason()
+                }
+                wire::Event::Unknown => "unknown_event",
+                wire::Event::Stored(_) | wire::Event::Removed(_) | wire::Event::Cleared => continue,
+            };
+            sink.tell(Told::Counted(odd), self.status(), self.page()).await;
+        }
+        let before = self.digester.counts();
+        let deltas = self.digester.apply(batch);
+        let after = self.digester.counts();
+        if after.orphans > before.orphans {
+            sink.tell(Told::Counted("orphan"), self.status(), self.page()).await;
+        }
+        if after.dropped > before.dropped {
+            sink.tell(Told::Counted("store_dropped"), self.status(), self.page()).await;
+        }
+        if self.digester.quality().lost_removal {
+            self.gap.get_or_insert_with(Instant::now);
+        }
+        deltas
+    }
+
     /// The engine lives anew.
     async fn restart(&mut self, sink: &mut impl Sink) {
         tracing::info!(target: "kv_router::feed", endpoint = %self.publisher, "engine restarted: its view begins anew");
         self.sequence = Sequence::default();
         self.digester.reset();
-        self.gap = None;
+        (self.gap, self.doubt) = (None, None);
+        (self.unsequenced, self.counted) = (false, 0);
         self.begin_epoch(sink).await;
     }
 
-    /// Begins anew with what the engine still tells, because a gap could not be
-    /// repaired. The engine's own cache is left alone.
+    /// Begins anew from empty, because a gap could not be repaired: from here on
+    /// the view claims too little, never too much. A replay would not help, it
+    /// lacks the same messages. The engine's own cache is left alone.
     async fn rebuild(&mut self, sink: &mut impl Sink) {
-        let last = self.sequence.last();
-        self.sequence = Sequence::default();
         self.digester.reset();
         self.digester.mark_incomplete();
-        self.gap = None;
+        (self.gap, self.doubt) = (None, None);
         self.begin_epoch(sink).await;
-        self.catch_up(sink).await;
-        if let (None, Some((seq, digest))) = (self.sequence.last(), last) {
-            self.sequence.skip_to(seq, digest);
-        }
     }
 
     async fn begin_epoch(&mut self, sink: &mut impl Sink) {
@@ -459,7 +526,7 @@ impl Stream {
     fn status(&self) -> Status {
         let mut status = Status::of(self.digester.quality());
         status.unsound |= self.gap.is_some();
-        status.disconnected = !self.connected;
+        status.disconnected = !self.connected || self.doubt.is_some();
         status.unsequenced = self.unsequenced;
         status
     }

@@ -11,8 +11,8 @@ use async_nats::{Client, ConnectOptions, Event};
 use futures::StreamExt;
 use kvrouter_core::events::envelope::{Envelope, SnapshotPage};
 use kvrouter_core::ids::Target;
-use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::snapshot::{Collector, Follower, Outcome};
 use super::subjects::{Subjects, target_of};
@@ -24,7 +24,10 @@ const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Snapshots on their way at once. More would only compete for the same link.
 const SNAPSHOTS: usize = 64;
 /// Between two attempts to reach a broker.
-const RECONNECT: Duration = Duration::from_millis(500);
+const RECONNECT: Duration = Duration::from_secs(1);
+/// Between two snapshots of one target: a view that cannot be followed must not
+/// become a flood of requests.
+const REFETCH: Duration = Duration::from_secs(1);
 
 /// A client that keeps trying, also when the broker is down at first.
 /// `on_connected` hears of every change.
@@ -90,6 +93,10 @@ struct Feed {
     client: Client,
     subjects: Subjects,
     followers: HashMap<Target, Follower>,
+    /// When the last snapshot of a target was asked for.
+    asked: HashMap<Target, Instant>,
+    /// Permits for snapshots on their way.
+    permits: Arc<Semaphore>,
     fetched: mpsc::Sender<Fetched>,
     answers: mpsc::Receiver<Fetched>,
 }
@@ -104,7 +111,9 @@ struct Fetched {
 impl Feed {
     fn new(pool: Arc<Pool>, client: Client, subjects: Subjects) -> Self {
         let (fetched, answers) = mpsc::channel(SNAPSHOTS);
-        Self { pool, client, subjects, followers: HashMap::new(), fetched, answers }
+        let permits = Arc::new(Semaphore::new(SNAPSHOTS));
+        let (followers, asked) = (HashMap::new(), HashMap::new());
+        Self { pool, client, subjects, followers, asked, permits, fetched, answers }
     }
 
     async fn run(mut self) -> anyhow::Result<()> {
@@ -152,7 +161,7 @@ impl Feed {
         }
     }
 
-    fn carry_out(&self, outcome: Outcome, target: &Arc<TargetState>, uid: String) {
+    fn carry_out(&mut self, outcome: Outcome, target: &Arc<TargetState>, uid: String) {
         self.count(outcome.label);
         for change in outcome.changes {
             self.pool.apply(target, change);
@@ -162,7 +171,13 @@ impl Feed {
         target.trust.lock().syncing();
         let subject = self.subjects.snapshot(&uid, target.target.rank.0);
         let (client, fetched, target) = (self.client.clone(), self.fetched.clone(), Arc::clone(target));
+        let permits = Arc::clone(&self.permits);
+        let now = Instant::now();
+        let last = self.asked.insert(target.target.clone(), now);
+        let wait = last.map_or(Duration::ZERO, |last| (last + REFETCH).saturating_duration_since(now));
         tokio::spawn(async move {
+            sleep(wait).await;
+            let Ok(_permit) = permits.acquire().await else { return };
             let pages = timeout(SNAPSHOT_TIMEOUT, fetch(&client, subject)).await.ok().flatten();
             // A feed that is gone wants no answer.
             let _ = fetched.send(Fetched { target, uid, pages }).await;

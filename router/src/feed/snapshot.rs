@@ -16,6 +16,9 @@ use crate::pool::Change;
 /// Messages kept while a snapshot is on its way; a fuller buffer is given up,
 /// and the gap behind the snapshot asks for another one.
 const BUFFER: usize = 4096;
+/// Messages of older lives only, in a row, after which they are believed: a
+/// bridge that lost its folder on a node whose clock went back.
+const BELIEVE_OLDER_AFTER: u32 = 15;
 /// Most pages of one snapshot: 256 M blocks.
 const MAX_PAGES: u32 = 4096;
 
@@ -26,6 +29,7 @@ pub struct Follower {
     state: State,
     epoch: Epoch,
     seq: u64,
+    older_in_a_row: u32,
 }
 
 #[derive(Debug)]
@@ -62,7 +66,7 @@ impl Outcome {
 impl Follower {
     /// A follower that knows nothing yet and speaks of `domain`.
     pub const fn new(domain: Domain) -> Self {
-        Self { domain, state: State::Unknown, epoch: Epoch(0), seq: 0 }
+        Self { domain, state: State::Unknown, epoch: Epoch(0), seq: 0, older_in_a_row: 0 }
     }
 
     /// Handles a message from the bridge.
@@ -89,8 +93,15 @@ impl Follower {
 
     fn follow(&mut self, envelope: Envelope) -> Outcome {
         if envelope.epoch < self.epoch {
-            return Outcome::labelled("stale_epoch");
+            self.older_in_a_row += 1;
+            if self.older_in_a_row < BELIEVE_OLDER_AFTER {
+                return Outcome::labelled("stale_epoch");
+            }
+            self.older_in_a_row = 0;
+            self.state = State::Fetching(VecDeque::from([envelope]));
+            return Outcome { changes: vec![Change::Reset], ..Outcome::fetching("older_epoch") };
         }
+        self.older_in_a_row = 0;
         if envelope.epoch > self.epoch {
             self.state = State::Fetching(VecDeque::from([envelope]));
             return Outcome { changes: vec![Change::Reset], ..Outcome::fetching("new_epoch") };
@@ -115,10 +126,16 @@ impl Follower {
         let State::Fetching(buffer) = &mut self.state else { return Outcome::labelled("snapshot_unwanted") };
         let buffer = std::mem::take(buffer);
         pages.sort_by_key(|page| page.index);
+        let newest = buffer.back().map_or(Epoch(0), |latest| latest.epoch);
         let Some(first) = pages.first().map(|page| page.envelope.clone()) else {
             self.state = State::Unknown;
             return Outcome::labelled("snapshot_empty");
         };
+        if first.epoch < newest {
+            // Of a life that is over: the next message asks again.
+            self.state = State::Unknown;
+            return Outcome::labelled("snapshot_stale");
+        }
         if first.domain != self.domain {
             self.state = State::Unknown;
             return Outcome { changes: vec![Change::ForeignDomain], ..Outcome::labelled("foreign_domain") };
@@ -279,6 +296,25 @@ mod tests {
         let outcome = follower.snapshot(snapshot(6, 1));
         assert_eq!((numbers(&outcome), outcome.fetch), (vec![1], None));
         assert!(follower.snapshot(snapshot(6, 1)).changes.is_empty(), "a second answer is not wanted");
+    }
+
+    #[test]
+    fn a_snapshot_of_an_older_life_is_not_taken_and_not_asked_for_at_once() {
+        let mut follower = Follower::new(DOMAIN);
+        follower.message(message(6, 1, false));
+        let outcome = follower.snapshot(snapshot(5, 9));
+        assert_eq!((outcome.label, outcome.fetch), ("snapshot_stale", None));
+        assert_eq!(follower.message(message(6, 2, false)).fetch, Some("joined"));
+    }
+
+    #[test]
+    fn a_bridge_whose_clock_went_back_is_believed_in_the_end() {
+        let mut follower = following(5, 9);
+        for _ in 1..BELIEVE_OLDER_AFTER {
+            assert_eq!(follower.message(message(4, 1, true)).label, "stale_epoch");
+        }
+        assert_eq!(follower.message(message(4, 1, true)).fetch, Some("older_epoch"));
+        assert_eq!(follower.snapshot(snapshot(4, 1)).label, "snapshot");
     }
 
     #[test]

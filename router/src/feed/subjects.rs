@@ -2,7 +2,8 @@
 //!
 //! `<prefix>.<namespace>.<pool>.events.<pod uid>.<rank>` carries envelopes,
 //! `….snapshot.<pod uid>.<rank>` answers with pages. Outside Kubernetes the
-//! unpadded base64url of `host:port` stands for the pod's UID.
+//! unpadded base64url of `host:port` stands for the pod's UID; there is no other
+//! discovery yet.
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;

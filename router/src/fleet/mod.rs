@@ -83,7 +83,7 @@ pub struct WorkerStatus {
     pub engine: Engine,
     /// Tokens per page, from its live endpoint.
     pub reported_page: Option<u32>,
-    /// What it serves.
+    /// What it serves, as it said last.
     pub models: Vec<ServedModel>,
 }
 
@@ -164,6 +164,24 @@ impl Fleet {
         models.dedup_by(|a, b| a.name == b.name);
         models
     }
+
+    /// How many workers do not say what they serve: any of them may serve more
+    /// than [`Fleet::models`] knows.
+    pub fn silent(&self) -> usize {
+        self.workers.iter().filter(|worker| worker.status().is_silent()).count()
+    }
+}
+
+impl WorkerStatus {
+    /// Whether it is not known what the worker serves now.
+    fn is_silent(&self) -> bool {
+        match self.reason {
+            ReadyReason::NotProbed | ReadyReason::Unreachable => true,
+            // It may have answered before it fell ill.
+            ReadyReason::Unhealthy => self.models.is_empty(),
+            ReadyReason::Ok | ReadyReason::NoModel | ReadyReason::OtherModel => false,
+        }
+    }
 }
 
 impl Worker {
@@ -193,6 +211,13 @@ impl Worker {
     /// Whether it may be picked.
     pub fn is_ready(&self) -> bool {
         self.status.read().ready
+    }
+
+    /// Whether it can answer a request for `adapter`: it serves a model of that
+    /// name. Every ready worker serves the base model, which is `None`.
+    pub fn serves(&self, adapter: Option<&str>) -> bool {
+        let Some(adapter) = adapter else { return true };
+        self.status.read().models.iter().any(|model| model.name == adapter)
     }
 
     /// Whether ranks are told apart by a header.
@@ -229,5 +254,56 @@ impl TargetState {
         facts.page = (page != 0).then_some(page).or(facts.page);
         facts.hybrid = status.hybrid;
         facts.paired = status.paired;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(reason: ReadyReason, models: &[&str]) -> WorkerStatus {
+        let model = |name: &&str| ServedModel { name: (*name).to_owned(), adapter: *name != "base" };
+        WorkerStatus {
+            ready: reason == ReadyReason::Ok,
+            reason,
+            engine: Engine::Auto,
+            reported_page: None,
+            models: models.iter().map(model).collect(),
+        }
+    }
+
+    fn worker(status: WorkerStatus) -> Worker {
+        Worker {
+            id: WorkerId::new("w:1"),
+            targets: Vec::new(),
+            events: None,
+            configured_engine: Engine::Auto,
+            status: RwLock::new(status),
+        }
+    }
+
+    #[test]
+    fn a_worker_serves_its_base_model_and_the_adapters_that_it_named() {
+        let worker = worker(status(ReadyReason::Ok, &["base", "lora"]));
+        for (adapter, serves) in [(None, true), (Some("lora"), true), (Some("other"), false)] {
+            assert_eq!(worker.serves(adapter), serves, "{adapter:?}");
+        }
+    }
+
+    #[test]
+    fn workers_that_do_not_say_what_they_serve_are_silent() {
+        let cases: [(ReadyReason, &[&str], bool); 7] = [
+            (ReadyReason::NotProbed, &[], true),
+            (ReadyReason::Unreachable, &["base"], true),
+            (ReadyReason::Unhealthy, &[], true),
+            (ReadyReason::Unhealthy, &["base"], false),
+            (ReadyReason::NoModel, &[], false),
+            (ReadyReason::OtherModel, &["x"], false),
+            (ReadyReason::Ok, &["base"], false),
+        ];
+        for (reason, models, silent) in cases {
+            let fleet = Fleet { workers: vec![Arc::new(worker(status(reason, models)))] };
+            assert_eq!(fleet.silent() == 1, silent, "{reason:?} {models:?}");
+        }
     }
 }

@@ -18,7 +18,7 @@ use crate::proxy::upstream::Upstream;
 
 /// Between two probes of one worker.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// An engine answers `/v1/models` from memory; a second is generous.
+/// An engine answers `/v1/models` from memory; two seconds are generous.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Probes between two readings of the page size, which changes with a restart
 /// only.
@@ -60,23 +60,19 @@ fn publish(worker: &Worker, found: WorkerStatus) {
     *status = WorkerStatus { reported_page: status.reported_page, ..found };
 }
 
+/// What the worker is now. What it serves is forgotten only when it says
+/// something else: a worker that does not answer has not lost its adapters.
 async fn ask(pool: &Pool, upstream: &Upstream, worker: &Worker) -> WorkerStatus {
-    let mut status = WorkerStatus { ready: false, models: Vec::new(), ..worker.status() };
-    let answer = match get(upstream, worker, "/v1/models").await {
-        Some((200, body)) => body,
-        Some(_) => {
-            status.reason = ReadyReason::Unhealthy;
-            return status;
-        }
-        None => {
-            status.reason = ReadyReason::Unreachable;
+    let mut status = WorkerStatus { ready: false, ..worker.status() };
+    let entries = match listed(get(upstream, worker, "/v1/models").await) {
+        Ok(entries) => entries,
+        Err(reason) => {
+            status.reason = reason;
             return status;
         }
     };
-    let answer: Value = serde_json::from_slice(&answer).unwrap_or(Value::Null);
-    let entries = answer.get("data").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     if worker.configured_engine == Engine::Auto {
-        status.engine = engine_of(entries).unwrap_or(status.engine);
+        status.engine = engine_of(&entries).unwrap_or(status.engine);
     }
     status.models = entries.iter().filter_map(served_model).collect();
     let base = &pool.config.file.model.name;
@@ -93,6 +89,17 @@ async fn ask(pool: &Pool, upstream: &Upstream, worker: &Worker) -> WorkerStatus 
     };
     status.ready = status.reason == ReadyReason::Ok;
     status
+}
+
+/// The entries of an answer to `/v1/models`, or why there are none. An empty
+/// list is a list.
+fn listed(answer: Option<(u16, Bytes)>) -> Result<Vec<Value>, ReadyReason> {
+    let (code, body) = answer.ok_or(ReadyReason::Unreachable)?;
+    let parsed: Option<Value> = serde_json::from_slice(&body).ok().filter(|_| code == 200);
+    match parsed.as_ref().and_then(|parsed| parsed.get("data")) {
+        Some(Value::Array(entries)) => Ok(entries.clone()),
+        _ => Err(ReadyReason::Unhealthy),
+    }
 }
 
 fn engine_of(entries: &[Value]) -> Option<Engine> {
@@ -172,6 +179,19 @@ mod tests {
             Some(16)
         );
         assert_eq!(sglang_page(Some((404, Bytes::new()))), None);
+    }
+
+    #[test]
+    fn only_a_readable_list_says_what_a_worker_serves() {
+        let of = |code: u16, body: &'static str| {
+            listed(Some((code, Bytes::from(body)))).map(|entries| entries.len())
+        };
+        assert_eq!(of(200, r#"{"data": [{}, 5]}"#), Ok(2));
+        assert_eq!(of(200, r#"{"data": []}"#), Ok(0), "it still loads its weights");
+        assert_eq!(of(200, r#"{"data": null}"#), Err(ReadyReason::Unhealthy));
+        assert_eq!(of(200, "<html>"), Err(ReadyReason::Unhealthy));
+        assert_eq!(of(503, r#"{"data": []}"#), Err(ReadyReason::Unhealthy));
+        assert_eq!(listed(None), Err(ReadyReason::Unreachable));
     }
 
     #[test]

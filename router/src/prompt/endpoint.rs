@@ -3,9 +3,11 @@
 //! Only real top-level fields count; text inside a prompt never does.
 
 use kvrouter_core::units::Tokens;
+use kvrouter_crds::config::Engine;
 use serde_json::{Map, Value};
 
 use super::Refusal;
+use super::tokenize::Specials;
 
 /// A path that the router understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,8 +25,8 @@ pub enum Endpoint {
 pub enum Content<'a> {
     /// Ready-made token ids.
     Ids(Vec<u32>),
-    /// Text, tokenised with the tokenizer's special tokens.
-    Text(&'a str),
+    /// Text, and whether the tokenizer adds its special tokens.
+    Text(&'a str, Specials),
     /// Messages for the chat template.
     Chat(Chat<'a>),
 }
@@ -44,6 +46,10 @@ pub struct Chat<'a> {
     pub add_generation_prompt: bool,
     /// `chat_template_kwargs`.
     pub kwargs: Option<&'a Map<String, Value>>,
+    /// `reasoning_effort`, which templates may read.
+    pub reasoning_effort: Option<&'a Value>,
+    /// Whether the tokenizer adds special tokens to what the template wrote.
+    pub specials: Specials,
 }
 
 impl Endpoint {
@@ -73,17 +79,45 @@ impl Endpoint {
 
 /// The prompt of `body`. Of several prompts the first one counts: engines cache
 /// them one by one, and one worker serves them all.
-pub fn content(endpoint: Endpoint, body: &Value) -> Result<Content<'_>, Refusal> {
+pub fn content(endpoint: Endpoint, body: &Value, engine: Engine) -> Result<Content<'_>, Refusal> {
+    let given = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
+    // What the engine cuts away, or keeps apart without telling, is not guessed.
+    if given("truncate_prompt_tokens") || given("extra_key") {
+        return Err(Refusal::Unrenderable);
+    }
     match endpoint {
-        Endpoint::Chat => chat(body),
-        Endpoint::Completions => completion(body.get("prompt").ok_or(Refusal::Malformed)?),
+        Endpoint::Chat => chat(body, engine),
+        Endpoint::Completions => {
+            completion(body.get("prompt").ok_or(Refusal::Malformed)?, specials(body, Specials::Add))
+        }
         Endpoint::Other => Err(Refusal::NoPrompt),
     }
 }
 
-fn chat(body: &Value) -> Result<Content<'_>, Refusal> {
-    // Ids that the client made itself win over the messages, in both engines.
-    let given = body.get("input_ids").or_else(|| body.pointer("/kv_transfer_params/prompt_token_ids"));
+/// Whether the engine computes the whole prompt, whatever it holds: it wants
+/// the log-probabilities of prompt tokens.
+pub fn bypasses_cache(body: &Value) -> bool {
+    let given = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
+    given("prompt_logprobs") || (is_true(body, "echo") && given("logprobs"))
+}
+
+/// Chats have their special tokens from the template, completions from the
+/// tokenizer, unless the request says otherwise.
+fn specials(body: &Value, usual: Specials) -> Specials {
+    match body.get("add_special_tokens").and_then(Value::as_bool) {
+        Some(true) => Specials::Add,
+        Some(false) => Specials::AsWritten,
+        None => usual,
+    }
+}
+
+fn chat(body: &Value, engine: Engine) -> Result<Content<'_>, Refusal> {
+    // Ids that the client made itself win over the messages.
+    let given = match engine {
+        Engine::SGLang => body.get("input_ids"),
+        Engine::VLLM | Engine::ATOM => body.pointer("/kv_transfer_params/prompt_token_ids"),
+        Engine::Auto => None,
+    };
     if let Some(ids) = given.filter(|ids| !ids.is_null()) {
         return ids_of(ids).map(Content::Ids).ok_or(Refusal::Malformed);
     }
@@ -107,15 +141,17 @@ fn chat(body: &Value) -> Result<Content<'_>, Refusal> {
         documents: present("documents"),
         add_generation_prompt: body.get("add_generation_prompt").and_then(Value::as_bool).unwrap_or(true),
         kwargs: body.get("chat_template_kwargs").and_then(Value::as_object),
+        reasoning_effort: present("reasoning_effort"),
+        specials: specials(body, Specials::AsWritten),
     }))
 }
 
-fn completion(prompt: &Value) -> Result<Content<'_>, Refusal> {
+fn completion(prompt: &Value, specials: Specials) -> Result<Content<'_>, Refusal> {
     match prompt {
-        Value::String(text) => Ok(Content::Text(text)),
+        Value::String(text) => Ok(Content::Text(text, specials)),
         Value::Array(list) => match list.first() {
             Some(Value::Number(_)) => ids_of(prompt).map(Content::Ids).ok_or(Refusal::Malformed),
-            Some(first) => completion_of_list(first),
+            Some(first) => completion_of_list(first, specials),
             None => Err(Refusal::Malformed),
         },
         _ => Err(Refusal::Malformed),
@@ -123,9 +159,9 @@ fn completion(prompt: &Value) -> Result<Content<'_>, Refusal> {
 }
 
 /// The first prompt of a list; deeper lists are no prompts.
-fn completion_of_list(first: &Value) -> Result<Content<'_>, Refusal> {
+fn completion_of_list(first: &Value, specials: Specials) -> Result<Content<'_>, Refusal> {
     match first {
-        Value::String(text) => Ok(Content::Text(text)),
+        Value::String(text) => Ok(Content::Text(text, specials)),
         Value::Array(_) => ids_of(first).map(Content::Ids).ok_or(Refusal::Malformed),
         _ => Err(Refusal::Malformed),
     }
@@ -165,15 +201,20 @@ mod tests {
 
     #[track_caller]
     fn check(why: &str, endpoint: Endpoint, body: &Value, expected: Result<Content<'_>, Refusal>) {
-        assert_eq!(content(endpoint, body), expected, "{why}");
+        assert_eq!(content(endpoint, body, Engine::VLLM), expected, "{why}");
     }
 
     #[test]
     fn finds_the_prompt_of_every_shape() {
         let ids = || Ok(Content::Ids(vec![1, 2]));
         let of = |prompt: Value| json!({"prompt": prompt});
-        check("text", Endpoint::Completions, &of(json!("a")), Ok(Content::Text("a")));
-        check("the first text", Endpoint::Completions, &of(json!(["a", "b"])), Ok(Content::Text("a")));
+        check("text", Endpoint::Completions, &of(json!("a")), Ok(Content::Text("a", Specials::Add)));
+        check(
+            "the first text",
+            Endpoint::Completions,
+            &of(json!(["a", "b"])),
+            Ok(Content::Text("a", Specials::Add)),
+        );
         check("ids", Endpoint::Completions, &of(json!([1, 2])), ids());
         check("the first ids", Endpoint::Completions, &of(json!([[1, 2], [3]])), ids());
         check(
@@ -185,13 +226,31 @@ mod tests {
         check("negative ids", Endpoint::Completions, &of(json!([-1])), Err(Refusal::Malformed));
         check("empty", Endpoint::Completions, &of(json!([])), Err(Refusal::Malformed));
         check("none", Endpoint::Completions, &json!({}), Err(Refusal::Malformed));
-        let both = json!({"messages": [], "input_ids": [1, 2]});
-        check("ids win over messages", Endpoint::Chat, &both, ids());
         let both = json!({"messages": [], "kv_transfer_params": {"prompt_token_ids": [1, 2]}});
-        check("vLLM's place for ids", Endpoint::Chat, &both, ids());
+        check("ids win over messages", Endpoint::Chat, &both, ids());
+        let both = json!({"messages": [], "input_ids": [1, 2]});
+        assert_eq!(content(Endpoint::Chat, &both, Engine::SGLang), ids(), "SGLang's place for ids");
+        let bare = json!({"prompt": "a", "add_special_tokens": false});
+        check("no special tokens", Endpoint::Completions, &bare, Ok(Content::Text("a", Specials::AsWritten)));
+        let cut = json!({"prompt": "a", "truncate_prompt_tokens": 5});
+        check("a prompt that is cut", Endpoint::Completions, &cut, Err(Refusal::Unrenderable));
+        let apart = json!({"prompt": "a", "extra_key": "t"});
+        check("kept apart without telling", Endpoint::Completions, &apart, Err(Refusal::Unrenderable));
         check("other paths", Endpoint::Other, &json!({"prompt": "a"}), Err(Refusal::NoPrompt));
         let own = json!({"messages": [], "chat_template": "x"});
         check("a template of the request's own", Endpoint::Chat, &own, Err(Refusal::Unrenderable));
+    }
+
+    #[test]
+    fn prompts_whose_log_probabilities_are_wanted_bypass_the_cache() {
+        for (body, bypasses) in [
+            (json!({"prompt_logprobs": 0}), true),
+            (json!({"echo": true, "logprobs": 1}), true),
+            (json!({"echo": true}), false),
+            (json!({"logprobs": 1, "prompt_logprobs": null}), false),
+        ] {
+            assert_eq!(bypasses_cache(&body), bypasses, "{body}");
+        }
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct Prompt {
     pub refused: Option<Refusal>,
     /// Pictures, clips and recordings in it.
     pub images: Vec<ImageKey>,
+    /// The engine will not read its cache for it, whatever it holds.
+    pub bypasses_cache: bool,
 }
 
 /// Why a body was not turned into token ids. Such a request is routed by load.
@@ -117,34 +119,35 @@ impl Prompter {
         engine: Engine,
         adapter: Option<Arc<str>>,
     ) -> Prompt {
-        let salt = body.get("cache_salt").and_then(Value::as_str).map(Into::into);
-        let namespace = Namespace { adapter, salt };
+        let text = |name: &str| body.get(name).and_then(Value::as_str).map(Arc::from);
+        // SGLang may name the adapter beside the model.
+        let adapter = adapter.or_else(|| text("lora_path").filter(|_| engine == Engine::SGLang));
+        let namespace = Namespace { adapter, salt: text("cache_salt") };
+        let (tokens, refused) = match self.tokens(endpoint, body, engine) {
+            Ok(tokens) => (tokens, None),
+            Err(refusal) => (Vec::new(), Some(refusal)),
+        };
+        let count = match refused {
+            None => Tokens(tokens.len() as u64),
+            Some(_) => endpoint::estimate(body),
+        };
         let images = media::keys(body);
-        match self.tokens(endpoint, body, engine) {
-            Ok(tokens) => {
-                let count = Tokens(tokens.len() as u64);
-                Prompt { tokens: tokens.into(), count, namespace, refused: None, images }
-            }
-            Err(refusal) => {
-                let count = endpoint::estimate(body);
-                Prompt { tokens: Arc::from([]), count, namespace, refused: Some(refusal), images }
-            }
-        }
+        let bypasses_cache = endpoint::bypasses_cache(body);
+        Prompt { tokens: tokens.into(), count, namespace, refused, images, bypasses_cache }
     }
 
     fn tokens(&self, endpoint: Endpoint, body: &Value, engine: Engine) -> Result<Vec<u32>, Refusal> {
-        match endpoint::content(endpoint, body)? {
+        match endpoint::content(endpoint, body, engine)? {
             Content::Ids(ids) => Ok(ids),
-            Content::Text(text) => self.encode(text, tokenize::Specials::Add),
+            Content::Text(text, specials) => self.encode(text, specials),
             Content::Chat(chat) => {
                 let template = self.template.as_ref().ok_or(Refusal::NoTemplate)?;
                 let profile = Profile::of(engine);
                 let text = template.render(&chat, profile).map_err(|error| {
-                    tracing::debug!(target: "kv_router::prompt", error = %error, "chat was not rendered");
+                    tracing::debug!(target: "kv_router::prompt", error = %crate::chain(&error), "chat was not rendered");
                     error.refusal()
                 })?;
-                // The template writes its special tokens itself.
-                self.encode(&text, tokenize::Specials::AsWritten)
+                self.encode(&text, chat.specials)
             }
         }
     }

@@ -35,9 +35,11 @@ pub struct Profile {
     pub part_separator: &'static str,
     /// How tools are dumped.
     pub tools: Dialect,
-    /// A conversation that ends with the assistant is rendered as it stands;
-    /// SGLang rewrites it, and such a chat is refused.
-    pub ends_with_assistant: bool,
+    /// vLLM renders a conversation that ends with the assistant as it stands,
+    /// hands plain text as one part to templates that loop over parts, copies
+    /// `reasoning`, and derives `enable_thinking` from the effort. SGLang does
+    /// none of it; where it does something else the chat is refused.
+    pub is_vllm: bool,
 }
 
 /// A model's chat templates, compiled.
@@ -104,6 +106,14 @@ pub enum RenderError {
         /// Its position, from 0.
         position: usize,
     },
+    /// Engines do something with it that is not done here.
+    #[error("message {position} is not supported: {why}")]
+    Unsupported {
+        /// Its position, from 0.
+        position: usize,
+        /// What about it.
+        why: &'static str,
+    },
     /// The tools are not what engines accept.
     #[error("tools are malformed: {0}")]
     Tools(&'static str),
@@ -121,7 +131,7 @@ impl RenderError {
         match self {
             Self::Message { .. } | Self::Tools(_) => Refusal::Malformed,
             Self::Media { .. } => Refusal::Media,
-            Self::EndsWithAssistant | Self::Template(_) => Refusal::Unrenderable,
+            Self::Unsupported { .. } | Self::EndsWithAssistant | Self::Template(_) => Refusal::Unrenderable,
         }
     }
 }
@@ -130,11 +140,9 @@ impl Profile {
     /// The profile of an engine family. ATOM renders through vLLM's front end.
     pub const fn of(engine: Engine) -> Self {
         match engine {
-            Engine::SGLang => {
-                Self { part_separator: " ", tools: Dialect::Sglang, ends_with_assistant: false }
-            }
+            Engine::SGLang => Self { part_separator: " ", tools: Dialect::Sglang, is_vllm: false },
             Engine::VLLM | Engine::ATOM | Engine::Auto => {
-                Self { part_separator: "\n", tools: Dialect::Vllm, ends_with_assistant: true }
+                Self { part_separator: "\n", tools: Dialect::Vllm, is_vllm: true }
             }
         }
     }
@@ -187,7 +195,7 @@ impl Template {
             .enumerate()
             .map(|(position, message)| self.message(position, message, profile))
             .collect::<Result<Vec<Value>, RenderError>>()?;
-        if !profile.ends_with_assistant && chat.messages.last().is_some_and(is_assistant) {
+        if !profile.is_vllm && chat.messages.last().is_some_and(is_assistant) {
             return Err(RenderError::EndsWithAssistant);
         }
         let tools = match chat.tools {
@@ -202,6 +210,12 @@ impl Template {
         variables.insert("tools", optional(tools.as_ref()));
         variables.insert("documents", optional(chat.documents));
         variables.insert("add_generation_prompt", Jinja::from(chat.add_generation_prompt));
+        if let Some(effort) = chat.reasoning_effort {
+            variables.insert("reasoning_effort", Jinja::from(Serde(effort)));
+            if profile.is_vllm {
+                variables.insert("enable_thinking", Jinja::from(effort != "none"));
+            }
+        }
         for (name, value) in chat.kwargs.into_iter().flatten() {
             variables.insert(name, Jinja::from(Serde(value)));
         }
@@ -220,34 +234,57 @@ impl Template {
             return Err(RenderError::Message { position, why: "it has no role" });
         }
         let mut fields = fields.clone();
-        let content = match fields.get("content") {
-            None | Some(Value::Null) => Value::from(""),
-            Some(Value::Array(parts)) => {
-                let texts = text_parts(position, parts)?;
-                if self.takes_parts {
-                    let part = |text: &&str| serde_json::json!({"type": "text", "text": text});
-                    Value::Array(texts.iter().map(part).collect())
-                } else {
-                    Value::from(texts.join(profile.part_separator))
-                }
-            }
-            Some(Value::String(text))
-                if self.takes_parts && fields.get("role") == Some(&Value::from("user")) =>
-            {
-                // Templates that loop over parts also take plain text.
-                Value::from(text.as_str())
-            }
-            Some(Value::String(text)) => Value::from(text.as_str()),
-            Some(_) => return Err(RenderError::Message { position, why: "its content is no text" }),
-        };
+        let role = fields.get("role").and_then(Value::as_str).unwrap_or_default();
+        if role == "developer" {
+            // Engines rename it where the template does not know it.
+            return Err(RenderError::Unsupported { position, why: "its role is developer" });
+        }
+        let content = self.content(position, role, fields.get("content"), profile)?;
         fields.insert("content".to_owned(), content);
         if let Some(calls) = fields.get_mut("tool_calls").and_then(Value::as_array_mut) {
             calls.iter_mut().try_for_each(|call| parse_arguments(position, call))?;
         }
-        if fields.get("tool_calls").is_some_and(Value::is_null) {
+        let none = |calls: &Value| calls.is_null() || calls.as_array().is_some_and(Vec::is_empty);
+        if fields.get("tool_calls").is_some_and(none) {
             fields.remove("tool_calls");
         }
+        if profile.is_vllm
+            && !fields.contains_key("reasoning_content")
+            && let Some(reasoning) = fields.get("reasoning").cloned()
+        {
+            fields.insert("reasoning_content".to_owned(), reasoning);
+        }
         Ok(Value::Object(fields))
+    }
+
+    fn content(
+        &self,
+        position: usize,
+        role: &str,
+        content: Option<&Value>,
+        profile: Profile,
+    ) -> Result<Value, RenderError> {
+        // What tools say is always one text.
+        let as_parts = self.takes_parts && role != "tool";
+        let part = |text: &str| serde_json::json!({"type": "text", "text": text});
+        match content {
+            None | Some(Value::Null) if as_parts && profile.is_vllm => Ok(Value::Array(Vec::new())),
+            None | Some(Value::Null) => Ok(Value::from("")),
+            Some(Value::String(text)) if as_parts && profile.is_vllm => Ok(Value::Array(vec![part(text)])),
+            Some(Value::String(text)) => Ok(Value::from(text.as_str())),
+            Some(Value::Array(parts)) => {
+                let texts = text_parts(position, parts)?;
+                if role == "tool" && texts.len() > 1 && !profile.is_vllm {
+                    return Err(RenderError::Unsupported { position, why: "a tool answers in parts" });
+                }
+                Ok(if as_parts {
+                    Value::Array(texts.into_iter().map(part).collect())
+                } else {
+                    Value::from(texts.join(profile.part_separator))
+                })
+            }
+            Some(_) => Err(RenderError::Message { position, why: "its content is no text" }),
+        }
     }
 }
 

@@ -81,7 +81,9 @@ fn a_template_that_never_ends_is_stopped() {
     .expect("written");
     let template = Template::load(folder.path()).expect("valid").expect("there");
     let body = json!({"messages": [{"role": "user", "content": "a"}]});
-    let Ok(Content::Chat(chat)) = endpoint::content(Endpoint::Chat, &body) else { panic!("a chat") };
+    let Ok(Content::Chat(chat)) = endpoint::content(Endpoint::Chat, &body, Engine::VLLM) else {
+        panic!("a chat")
+    };
     let error = template.render(&chat, Profile::of(Engine::VLLM)).expect_err("it must stop");
     assert_eq!(error.refusal(), Refusal::Unrenderable);
 }

@@ -91,12 +91,20 @@ impl Watch {
         }
     }
 
+    /// The answer is whole. What comes later changes nothing.
     fn end(&mut self, reader: &mut Reader) {
+        if !self.over {
+            self.over = true;
+            self.take_usage(reader);
+        }
+    }
+
+    /// Counts the usage that was seen; once per attempt.
+    fn take_usage(&mut self, reader: &mut Reader) {
         let usage = reader.usage();
         self.result.engine_prompt_tokens = usage.prompt;
         self.result.engine_cached_tokens = usage.cached;
         self.result.completion_tokens = usage.completion;
-        self.over = true;
         let metrics = &self.pool.metrics;
         metrics.engine_prompt_tokens.inc_by(usage.prompt.unwrap_or(0));
         metrics.engine_cached_tokens.inc_by(usage.cached.unwrap_or(0));
@@ -124,7 +132,7 @@ pub fn respond(
     request_id: &str,
 ) -> Response {
     let kind = parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-    let reader = Reader::new(kind);
+    let mut reader = Reader::new(kind);
     watch.status(parts.status.as_u16());
     let mut all = http::HeaderMap::with_capacity(parts.headers.len());
     headers::copy_end_to_end(&parts.headers, &mut all);
@@ -136,7 +144,13 @@ pub fn respond(
         all.insert(header::CONTENT_LENGTH, length.clone());
     }
     headers::set(&mut all, headers::REQUEST_ID, request_id);
-    let answer = Answer { first, inner, reader, watch, ended: false };
+    let ended = first.is_none();
+    if ended {
+        // Nobody asks for a body that has no bytes (`HEAD`, 204, 304, an empty
+        // one), so its end is seen here or never.
+        watch.end(&mut reader);
+    }
+    let answer = Answer { first, inner, reader, watch, ended };
     let mut response = Response::new(axum::body::Body::new(answer));
     *response.status_mut() = parts.status;
     *response.headers_mut() = all;
@@ -151,6 +165,10 @@ impl Answer {
         let events = self.reader.read(&bytes);
         if events > 0 {
             self.watch.routed.lease.generated(Tokens(events));
+        }
+        if self.reader.is_done() {
+            // Clients hang up at this event; they have their whole answer.
+            self.watch.end(&mut self.reader);
         }
         bytes
     }
@@ -187,6 +205,15 @@ impl Answer {
     }
 }
 
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.watch.over {
+            // It broke off or nobody reads on; what was counted still counts.
+            self.watch.take_usage(&mut self.reader);
+        }
+    }
+}
+
 impl Body for Answer {
     type Data = Bytes;
     type Error = hyper::Error;
@@ -212,6 +239,11 @@ impl Body for Answer {
                 };
                 answer.end_if_whole();
                 Poll::Ready(Some(Ok(frame)))
+            }
+            // It broke after its last event: the client misses nothing.
+            Some(Err(_)) if answer.watch.over => {
+                answer.ended = true;
+                Poll::Ready(None)
             }
             Some(Err(error)) => Poll::Ready(Some(answer.broken(error))),
             None => {

@@ -27,6 +27,13 @@ pub enum ClientError {
         /// The names served.
         known: Vec<String>,
     },
+    /// Nobody who answers serves the model, but not everybody answers.
+    ModelNotKnownYet {
+        /// The name asked for.
+        name: String,
+        /// How many workers do not say what they serve.
+        silent: usize,
+    },
     /// The body is larger than the limit.
     BodyTooLarge {
         /// The limit in bytes.
@@ -34,6 +41,13 @@ pub enum ClientError {
     },
     /// The body ended early or is badly framed.
     BodyUnreadable,
+    /// The client stopped in the middle of the body.
+    BodyTimeout {
+        /// How long nothing came.
+        limit: Duration,
+    },
+    /// The bodies of other requests take all the room there is.
+    BodiesOverloaded,
     /// The path cannot be forwarded.
     BadPath,
     /// The session header is repeated, empty, too long or no text.
@@ -61,27 +75,34 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    const fn status(&self) -> StatusCode {
+    /// What the client gets.
+    pub const fn status(&self) -> StatusCode {
         match self {
             Self::NotJson { .. } | Self::NotAnObject | Self::ModelNotText => StatusCode::BAD_REQUEST,
             Self::BodyUnreadable | Self::BadPath | Self::BadSession => StatusCode::BAD_REQUEST,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::UnknownModel { .. } => StatusCode::NOT_FOUND,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NoWorker | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::ModelNotKnownYet { .. } | Self::BodiesOverloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::WorkerFailed { .. } => StatusCode::BAD_GATEWAY,
             Self::FirstByteTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
         }
     }
 
-    const fn code(&self) -> &'static str {
+    /// Stable label: the error's `code`, and the failure in the receipt.
+    pub const fn code(&self) -> &'static str {
         match self {
             Self::NotJson { .. } => "invalid_json",
             Self::NotAnObject => "not_an_object",
             Self::ModelNotText => "invalid_model",
             Self::UnknownModel { .. } => "model_not_found",
+            Self::ModelNotKnownYet { .. } => "model_not_known_yet",
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyUnreadable => "body_unreadable",
+            Self::BodyTimeout { .. } => "body_timeout",
+            Self::BodiesOverloaded => "overloaded_bodies",
             Self::BadPath => "bad_path",
             Self::BadSession => "invalid_session_id",
             Self::NoWorker => "no_worker",
@@ -100,13 +121,25 @@ impl ClientError {
             Self::UnknownModel { name, known } => {
                 format!("The model `{name}` is not served here. Use one of: {}.", known.join(", "))
             }
+            Self::ModelNotKnownYet { name, silent } => format!(
+                "No worker that answers serves the model `{name}`, but {silent} of them do not answer now. Try again, or look at /health/report for what is wrong with them."
+            ),
             Self::BodyTooLarge { limit } => {
                 format!(
                     "The body is larger than {limit} bytes. Send a smaller one, or raise limits.requestBodyBytes."
                 )
             }
             Self::BodyUnreadable => "The body ended early or is badly framed. Send it again.".to_owned(),
-            Self::BadPath => "The path cannot be forwarded. Check the URL.".to_owned(),
+            Self::BodyTimeout { limit } => {
+                format!("Nothing more of the body came for {} s. Send it again, in one go.", limit.as_secs())
+            }
+            Self::BodiesOverloaded => {
+                "The router holds as many request bodies as it may. Try again later, or run more replicas."
+                    .to_owned()
+            }
+            Self::BadPath => {
+                "The request target cannot be forwarded. Send a path that begins with `/`.".to_owned()
+            }
             Self::BadSession => {
                 "The header X-Session-ID must be sent once, with 1 to 1024 visible ASCII bytes.".to_owned()
             }
@@ -150,5 +183,28 @@ impl IntoResponse for ClientError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_pass_say_when_to_come_back() {
+        let name = || "m".to_owned();
+        let cases: [(ClientError, u16, bool); 5] = [
+            (ClientError::ModelNotKnownYet { name: name(), silent: 1 }, 503, true),
+            (ClientError::UnknownModel { name: name(), known: Vec::new() }, 404, false),
+            (ClientError::BodiesOverloaded, 503, true),
+            (ClientError::BodyTimeout { limit: Duration::from_secs(30) }, 408, false),
+            (ClientError::BadPath, 400, false),
+        ];
+        for (error, status, again) in cases {
+            let why = error.code();
+            let answer = error.into_response();
+            assert_eq!(answer.status().as_u16(), status, "{why}");
+            assert_eq!(answer.headers().contains_key(header::RETRY_AFTER), again, "{why}");
+        }
     }
 }

@@ -3,36 +3,46 @@
 //! A request is read once, prepared on the CPU pool, routed, forwarded byte for
 //! byte and answered as the worker answers. Before the first byte of an answer
 //! a failed attempt may move to another worker, once; after it there is never a
-//! second start. [`answer`] watches the stream; [`errors`] writes what clients
-//! read when something fails; [`headers`] knows which headers travel.
+//! second start. [`body`] reads requests within limits, [`prepared`] is what
+//! routing needs of them, [`arrival`] sees that each leaves a receipt; [`answer`]
+//! watches the stream; [`errors`] writes what clients read when something fails;
+//! [`headers`] knows which headers travel.
 
 pub mod answer;
+pub mod arrival;
+pub mod body;
 pub mod errors;
 pub mod headers;
+pub mod prepared;
 pub mod sse;
 pub mod upstream;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Uri};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use http_body_util::BodyExt;
 use kvrouter_core::ids::Role;
 use kvrouter_core::ids::WorkerId;
 use kvrouter_core::policy::sessions::SessionKey;
 use kvrouter_core::receipts::ResultRecord;
 use serde_json::{Value, json};
 
+use crate::fleet::{ServedModel, Worker};
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
-use crate::prompt::{Prompt, Refusal};
 use crate::route::{self, Ask, Routed, Unrouted};
 use answer::Watch;
+use arrival::Arrival;
 use errors::ClientError;
+use prepared::prepare;
 use upstream::{Upstream, UpstreamError};
 
 /// Attempts per request: one, and one more on another worker.
@@ -51,14 +61,16 @@ pub struct App {
     pub pool: Arc<Pool>,
     /// The way to workers.
     pub upstream: Upstream,
+    /// Room for request bodies.
+    bodies: body::Budget,
 }
 
 /// The part of a request that attempts share.
 struct Inbound {
     method: Method,
-    uri: Uri,
+    path: PathAndQuery,
     headers: HeaderMap,
-    body: Bytes,
+    body: body::Held,
     ask: Ask,
     /// The client wants server-sent events.
     streamed: bool,
@@ -86,15 +98,14 @@ async fn readyz(State(app): State<App>) -> Response {
     if app.pool.is_ready() {
         return "ok".into_response();
     }
-    let draining = app.pool.draining.load(std::sync::atomic::Ordering::Relaxed);
-    let reason = if draining { "draining" } else { "waiting for the first views" };
+    let reason = if app.is_draining() { "draining" } else { "waiting for the first views" };
     (http::StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
 }
 
 /// What probes found, not what workers say now: one odd worker cannot break it.
 async fn models(State(app): State<App>) -> Response {
     let base = &app.pool.config.file.model.name;
-    let entry = |model: crate::fleet::ServedModel| {
+    let entry = |model: ServedModel| {
         let parent = model.adapter.then_some(base);
         json!({"id": model.name, "object": "model", "created": 0, "owned_by": "kvrouter", "parent": parent})
     };
@@ -107,10 +118,21 @@ async fn serve(State(app): State<App>, request: Request<Body>) -> Response {
         Method::POST => Endpoint::of(request.uri().path()),
         _ => Endpoint::Other,
     };
-    let answer = match inbound(&app, endpoint, request).await {
-        Ok(inbound) => attempts(&app, &inbound).await,
-        Err(error) => error.into_response(),
+    let mut arrival = Arrival::new(&app.pool, request_id(&app, request.headers()));
+    let read = inbound(&app, endpoint, request, &arrival.request_id).await;
+    let mut answer = match read {
+        Ok(inbound) => attempts(&app, &inbound, &mut arrival).await,
+        Err(error) => {
+            arrival.refused(&error);
+            error.into_response()
+        }
     };
+    headers::set(answer.headers_mut(), headers::REQUEST_ID, &arrival.request_id);
+    if app.is_draining() {
+        // Clients that keep connections go elsewhere with their next request,
+        // instead of meeting a connection that is just being closed.
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     let class = match answer.status().as_u16() {
         200..300 => "2xx",
         300..400 => "3xx",
@@ -122,22 +144,29 @@ async fn serve(State(app): State<App>, request: Request<Body>) -> Response {
 }
 
 /// Reads and prepares a request.
-async fn inbound(app: &App, endpoint: Endpoint, request: Request<Body>) -> Result<Inbound, ClientError> {
+async fn inbound(
+    app: &App,
+    endpoint: Endpoint,
+    request: Request<Body>,
+    request_id: &Arc<str>,
+) -> Result<Inbound, ClientError> {
     let (parts, body) = request.into_parts();
-    let request_id = request_id(app, &parts.headers);
+    let path = forwardable(&parts)?;
     let session = session(app, &parts.headers)?;
     let limit = usize::try_from(app.pool.config.file.limits.request_body_bytes).unwrap_or(usize::MAX);
-    let body = match Limited::new(body, limit).collect().await {
-        Ok(collected) => collected.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => return Err(ClientError::BodyTooLarge { limit }),
-        Err(_) => return Err(ClientError::BodyUnreadable),
-    };
+    let body = body::read(&app.bodies, body, limit).await?;
     let started = app.pool.clock.micros();
-    let (mut ask, streamed) = prepare(app, endpoint, request_id, body.clone()).await?;
-    ask.session = session;
+    let prepared = prepare(&app.pool, endpoint, Arc::clone(request_id), body.bytes.clone()).await?;
     let elapsed = app.pool.clock.micros() - started;
     app.pool.metrics.prompt_seconds.observe(elapsed as f64 / 1e6);
-    Ok(Inbound { method: parts.method, uri: parts.uri, headers: parts.headers, body, ask, streamed })
+    let ask = Ask { session, ..prepared.ask };
+    Ok(Inbound { method: parts.method, path, headers: parts.headers, body, ask, streamed: prepared.streamed })
+}
+
+/// The path and query to forward to. `CONNECT` and `OPTIONS *` name none.
+fn forwardable(parts: &Parts) -> Result<PathAndQuery, ClientError> {
+    let path = parts.uri.path_and_query().filter(|path| path.as_str().starts_with('/'));
+    path.filter(|_| parts.method != Method::CONNECT).cloned().ok_or(ClientError::BadPath)
 }
 
 fn request_id(app: &App, headers: &HeaderMap) -> Arc<str> {
@@ -146,23 +175,6 @@ fn request_id(app: &App, headers: &HeaderMap) -> Arc<str> {
         Some(id) => id.into(),
         None => format!("kvr-{:016x}", app.pool.clock.unique()).into(),
     }
-}
-
-/// [`prepare_blocking`] on a thread of the CPU pool, of which as many work as
-/// there are cores.
-async fn prepare(
-    app: &App,
-    endpoint: Endpoint,
-    request_id: Arc<str>,
-    body: Bytes,
-) -> Result<(Ask, bool), ClientError> {
-    let pool = Arc::clone(&app.pool);
-    let permit = Arc::clone(&pool.cpu).acquire_owned().await.map_err(|_| ClientError::ShuttingDown)?;
-    let work = move || {
-        let _permit = permit;
-        prepare_blocking(&pool, endpoint, request_id, &body)
-    };
-    tokio::task::spawn_blocking(work).await.map_err(|_| ClientError::ShuttingDown)?
 }
 
 /// The session that the request names, where sessions are followed.
@@ -179,83 +191,20 @@ fn session(app: &App, headers: &HeaderMap) -> Result<Option<SessionKey>, ClientE
     }
 }
 
-/// Parses, renders, tokenises and hashes, on this thread.
-pub fn prepare_blocking(
-    pool: &Pool,
-    endpoint: Endpoint,
-    request_id: Arc<str>,
-    body: &[u8],
-) -> Result<(Ask, bool), ClientError> {
-    if !endpoint.names_a_model() {
-        let parsed: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
-        let streamed = parsed.get("stream").and_then(Value::as_bool).unwrap_or(false);
-        let count = crate::prompt::endpoint::estimate(&parsed);
-        let prompt = Prompt {
-            tokens: Arc::from([]),
-            count,
-            namespace: Default::default(),
-            refused: Some(Refusal::NoPrompt),
-            images: Vec::new(),
-        };
-        return Ok((Ask::new(pool, request_id, &prompt), streamed));
-    }
-    let parsed: Value =
-        serde_json::from_slice(body).map_err(|error| ClientError::NotJson { error: error.to_string() })?;
-    if !parsed.is_object() {
-        return Err(ClientError::NotAnObject);
-    }
-    let adapter = adapter(pool, &parsed)?;
-    let engine = pool.engine();
-    let prompt = pool.prompter.prepare(endpoint, &parsed, engine, adapter);
-    match prompt.refused {
-        None => pool.metrics.tokenisations.inc(),
-        Some(refusal) => pool.metrics.refusals.with_label_values(&[refusal.label()]).inc(),
-    }
-    let streamed = parsed.get("stream").and_then(Value::as_bool).unwrap_or(false);
-    Ok((Ask::new(pool, request_id, &prompt), streamed))
-}
-
-/// The adapter that the request's model names; `None` for the base model. A
-/// model that nobody serves is the client's mistake.
-fn adapter(pool: &Pool, body: &Value) -> Result<Option<Arc<str>>, ClientError> {
-    let base = &pool.config.file.model.name;
-    let name = match body.get("model") {
-        // Engines of one model take a request that names none.
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::String(name)) => name,
-        Some(_) => return Err(ClientError::ModelNotText),
-    };
-    if name == base {
-        return Ok(None);
-    }
-    let models = pool.fleet.models(base);
-    match models.iter().find(|model| model.name == *name) {
-        Some(model) => Ok(model.adapter.then(|| name.as_str().into())),
-        None => Err(ClientError::UnknownModel {
-            name: name.clone(),
-            known: models.into_iter().map(|model| model.name).collect(),
-        }),
-    }
-}
-
 /// Tries workers until one answers or the attempts are used up.
-async fn attempts(app: &App, inbound: &Inbound) -> Response {
+async fn attempts(app: &App, inbound: &Inbound, arrival: &mut Arrival) -> Response {
     let mut excluded: Vec<WorkerId> = Vec::new();
     let mut last: Option<ClientError> = None;
     for attempt in 1..=ATTEMPTS {
         if attempt == 1 {
-            wait_for_a_worker(app).await;
-        } else if !app
-            .pool
-            .fleet
-            .workers()
-            .iter()
-            .any(|worker| worker.is_ready() && !excluded.contains(&worker.id))
-        {
+            wait_for_a_worker(app, &inbound.ask).await;
+        } else if !app.can_serve(&inbound.ask, &excluded) {
             break;
         }
         let started = app.pool.clock.micros();
-        let routed = match route::pick(&app.pool, &inbound.ask, attempt, &excluded) {
+        let picked = route::pick(&app.pool, &inbound.ask, attempt, &excluded);
+        arrival.picked();
+        let routed = match picked {
             Ok(routed) => routed,
             Err(unrouted) => return nobody(app, &unrouted, last),
         };
@@ -281,11 +230,11 @@ fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response
     last.unwrap_or(error).into_response()
 }
 
-/// Waits until a worker is ready, but not longer than the limit.
-async fn wait_for_a_worker(app: &App) {
+/// Waits until a worker can serve `ask`, but not longer than the limit.
+async fn wait_for_a_worker(app: &App, ask: &Ask) {
     let limit = Duration::from_secs(app.pool.config.file.limits.no_worker_wait_seconds);
     let ready = async {
-        while !app.pool.fleet.workers().iter().any(|worker| worker.is_ready()) {
+        while !app.can_serve(ask, &[]) {
             tokio::time::sleep(WAIT_STEP).await;
         }
     };
@@ -294,12 +243,16 @@ async fn wait_for_a_worker(app: &App) {
 
 /// One attempt: forward, and wait for the first byte of the answer.
 async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) -> Attempt {
-    let request = match outbound(inbound, &routed, attempt) {
-        Ok(request) => request,
-        Err(error) => return Attempt::Failed(error),
-    };
+    let request = outbound(inbound, &routed, attempt);
     let worker = routed.worker.id.clone();
     let mut watch = Watch::new(Arc::clone(&app.pool), routed, inbound.streamed);
+    let request = match request {
+        Ok(request) => request,
+        Err(error) => {
+            watch.fail(error.code());
+            return Attempt::Failed(error);
+        }
+    };
     let limit = Duration::from_secs(app.pool.config.file.limits.first_byte_timeout_seconds);
     let answer = tokio::time::timeout(limit, first_byte(app, request, &mut watch)).await;
     let (parts, body, first) = match answer {
@@ -315,7 +268,8 @@ async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) 
             return Attempt::Answered(ClientError::FirstByteTimeout { worker, limit }.into_response());
         }
     };
-    if attempt < ATTEMPTS && matches!(parts.status.as_u16(), 502..=504) && app.another_is_ready(&worker) {
+    let refused = matches!(parts.status.as_u16(), 502..=504);
+    if attempt < ATTEMPTS && refused && app.can_serve(&inbound.ask, std::slice::from_ref(&worker)) {
         watch.status(parts.status.as_u16());
         watch.fail("worker_refused");
         return Attempt::Failed(ClientError::WorkerFailed { worker, reason: "refused" });
@@ -365,8 +319,9 @@ fn outbound(
     routed: &Routed,
     attempt: u32,
 ) -> Result<Request<http_body_util::Full<Bytes>>, ClientError> {
-    let path = inbound.uri.path_and_query().map_or("/", |path| path.as_str());
-    let uri = format!("http://{}{path}", routed.worker.id);
+    // From parts: as one text, a path of the longest allowed length would not fit.
+    let uri = Uri::builder().scheme("http").authority(routed.worker.id.as_str());
+    let uri = uri.path_and_query(inbound.path.clone()).build().map_err(|_| ClientError::BadPath)?;
     let id = match attempt {
         1 => inbound.ask.request_id.to_string(),
         // Engines refuse an id that they have seen.
@@ -381,11 +336,43 @@ fn outbound(
             headers::set(all, headers::DATA_PARALLEL_RANK, &routed.target.rank.0.to_string());
         }
     }
-    request.body(http_body_util::Full::new(inbound.body.clone())).map_err(|_| ClientError::BadPath)
+    request.body(http_body_util::Full::new(inbound.body.bytes.clone())).map_err(|_| ClientError::BadPath)
 }
 
 impl App {
-    fn another_is_ready(&self, worker: &WorkerId) -> bool {
-        self.pool.fleet.workers().iter().any(|other| other.is_ready() && other.id != *worker)
+    /// An app with room for request bodies of its own.
+    pub fn new(pool: Arc<Pool>, upstream: Upstream) -> Self {
+        Self { pool, upstream, bodies: body::Budget::default() }
+    }
+
+    fn is_draining(&self) -> bool {
+        self.pool.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whether a ready worker outside `excluded` serves what `ask` needs.
+    fn can_serve(&self, ask: &Ask, excluded: &[WorkerId]) -> bool {
+        let serves = |worker: &Worker| worker.is_ready() && worker.serves(ask.adapter.as_deref());
+        self.pool.fleet.workers().iter().any(|worker| serves(worker) && !excluded.contains(&worker.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_paths_are_forwarded() {
+        for (method, target, path) in [
+            (Method::GET, "/a?b=1", Some("/a?b=1")),
+            (Method::GET, "http://elsewhere/a?b", Some("/a?b")),
+            (Method::GET, "http://elsewhere", Some("/")),
+            (Method::OPTIONS, "*", None),
+            (Method::CONNECT, "host:80", None),
+            (Method::CONNECT, "http://host/a", None),
+        ] {
+            let request = Request::builder().method(method).uri(target).body(()).expect("a request");
+            let found = forwardable(&request.into_parts().0).ok();
+            assert_eq!(found.as_ref().map(PathAndQuery::as_str), path, "{target}");
+        }
     }
 }

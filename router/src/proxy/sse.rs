@@ -32,6 +32,8 @@ pub struct Reader {
     usage: Usage,
     /// Events with content.
     events: u64,
+    /// `[DONE]` has passed.
+    done: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,12 +51,18 @@ impl Reader {
             Some(kind) if kind.starts_with("application/json") => Kind::Json,
             _ => Kind::Opaque,
         };
-        Self { kind, kept: Vec::new(), overflown: false, usage: Usage::default(), events: 0 }
+        Self { kind, kept: Vec::new(), overflown: false, usage: Usage::default(), events: 0, done: false }
     }
 
     /// Whether the body is a stream of events.
     pub fn is_event_stream(&self) -> bool {
         self.kind == Kind::Events
+    }
+
+    /// Whether the stream has said that it is over: what is missing is only the
+    /// end of its framing.
+    pub fn is_done(&self) -> bool {
+        self.done
     }
 
     /// Reads the next bytes; returns how many events with content they complete.
@@ -103,6 +111,7 @@ impl Reader {
         let Some(data) = line.trim_ascii().strip_prefix(b"data:").filter(|_| !overflown) else { return };
         let data = data.trim_ascii();
         if data == b"[DONE]" {
+            self.done = true;
             return;
         }
         self.events += 1;
@@ -138,8 +147,11 @@ mod tests {
         for cut in 0..=STREAM.len() {
             let mut reader = Reader::new(Some("text/event-stream; charset=utf-8"));
             let (head, tail) = STREAM.as_bytes().split_at(cut);
-            let events = reader.read(head) + reader.read(tail);
-            assert_eq!((events, reader.usage()), (2, whole), "cut at {cut}");
+            let before = reader.read(head);
+            let done = head.ends_with(b"[DONE]\n") || head.ends_with(b"[DONE]\n\n");
+            assert_eq!(reader.is_done(), done, "cut at {cut}");
+            let events = before + reader.read(tail);
+            assert_eq!((events, reader.usage(), reader.is_done()), (2, whole, true), "cut at {cut}");
         }
     }
 

@@ -14,6 +14,10 @@ use kvrouter_core::ids::WorkerId;
 /// How long an idle connection is kept. Engines' servers (uvicorn) close theirs
 /// after 5 s; one that we used at that moment would fail.
 const IDLE: Duration = Duration::from_secs(4);
+/// Silence after which the kernel asks whether a worker's machine is still
+/// there. A worker that computes for minutes sends nothing, and one whose node
+/// died sends nothing either.
+const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Idle connections kept per worker: as many as requests usually run there.
 const IDLE_PER_WORKER: usize = 256;
 
@@ -62,6 +66,8 @@ impl Upstream {
     pub fn new(connect_timeout: Duration) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
+        connector.set_keepalive(Some(KEEPALIVE));
+        connector.set_keepalive_interval(Some(KEEPALIVE));
         connector.set_connect_timeout(Some(connect_timeout));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())

@@ -93,13 +93,18 @@ impl Identity {
 
 impl Domain {
     /// The domain of blocks of `block_size` tokens under `model` at `revision`.
-    /// An empty revision is "whatever the engine serves".
-    pub fn new(model: &str, revision: &str, block_size: BlockSize) -> Self {
+    /// An empty revision is "whatever the engine serves". A seed is part of it
+    /// by what it makes of the default namespace, so that two sides with
+    /// different seeds notice.
+    pub fn new(model: &str, revision: &str, block_size: BlockSize, identity: &Identity) -> Self {
         let mut out = Vec::with_capacity(64);
         frame(&mut out, Some(model.as_bytes()));
         frame(&mut out, Some(revision.as_bytes()));
         frame(&mut out, Some(&block_size.tokens().to_le_bytes()));
         frame(&mut out, Some(&HASH_SCHEME.to_le_bytes()));
+        if identity.seed.0.is_some() {
+            frame(&mut out, Some(&identity.id(&Namespace::default()).0.to_le_bytes()));
+        }
         Self(xxh3_128(&out))
     }
 }
@@ -169,11 +174,14 @@ mod tests {
     #[test]
     fn domains_that_differ_anywhere_stay_apart() {
         let size = |tokens| BlockSize::new(tokens).expect("not zero");
+        let (public, keyed) = (Identity::default(), Identity::new(IdentitySeed::new(b"x")));
         let all = [
-            Domain::new("m", "", size(16)),
-            Domain::new("m", "1", size(16)),
-            Domain::new("m1", "", size(16)),
-            Domain::new("m", "", size(32)),
+            Domain::new("m", "", size(16), &public),
+            Domain::new("m", "1", size(16), &public),
+            Domain::new("m1", "", size(16), &public),
+            Domain::new("m", "", size(32), &public),
+            Domain::new("m", "", size(16), &keyed),
+            Domain::new("m", "", size(16), &Identity::new(IdentitySeed::new(b"y"))),
         ];
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
     }

@@ -234,22 +234,27 @@ impl SnapshotPage {
     }
 }
 
-/// Cuts a snapshot into parts of at most `hashes` block hashes each, so that a
-/// page stays well below a server's maximum payload. At least one part.
-pub fn paginate(deltas: Vec<Delta>, hashes: usize) -> Vec<Vec<Delta>> {
-    let hashes = hashes.max(1);
+/// Bytes of a store besides its hashes: namespace, parent, lengths.
+const STORE_BYTES: usize = 48;
+/// Bytes of a page besides its stores.
+const PAGE_BYTES: usize = 128;
+
+/// Cuts a snapshot into parts whose messages take at most `bytes` each. At
+/// least one part; a part holds at least one hash, however small `bytes` is.
+pub fn paginate(deltas: Vec<Delta>, bytes: usize) -> Vec<Vec<Delta>> {
+    let whole = bytes.saturating_sub(PAGE_BYTES).max(STORE_BYTES + 8);
     let mut pages = vec![Vec::new()];
-    let mut room = hashes;
+    let mut room = whole;
     for delta in deltas {
-        let Delta::Stored { namespace, mut parent, hashes: all, tier } = delta else { continue };
-        let mut rest = all.as_slice();
+        let Delta::Stored { namespace, mut parent, hashes, tier } = delta else { continue };
+        let mut rest = hashes.as_slice();
         while !rest.is_empty() {
-            if room == 0 {
+            if room < STORE_BYTES + 8 {
                 pages.push(Vec::new());
-                room = hashes;
+                room = whole;
             }
-            let (head, tail) = rest.split_at(rest.len().min(room));
-            room -= head.len();
+            let (head, tail) = rest.split_at(rest.len().min((room - STORE_BYTES) / 8));
+            room -= STORE_BYTES + head.len() * 8;
             if let (Some(page), Some(last)) = (pages.last_mut(), head.last()) {
                 page.push(Delta::Stored { namespace, parent, hashes: head.to_vec(), tier });
                 parent = *last;
@@ -399,17 +404,27 @@ mod tests {
     }
 
     #[test]
-    fn pages_hold_what_was_cut() {
-        let pages = paginate(vec![stored(1, 10), stored(100, 1)], 4);
-        let sizes: Vec<usize> = pages
-            .iter()
-            .map(|page| {
-                page.iter().map(|d| if let Delta::Stored { hashes, .. } = d { hashes.len() } else { 0 }).sum()
-            })
-            .collect();
-        assert_eq!(sizes, [4, 4, 3]);
-        assert_eq!(pages[1][0], stored(5, 4), "a cut chain keeps its parent");
-        assert_eq!(paginate(vec![], 4).len(), 1, "an empty view is one empty page");
+    fn pages_hold_what_was_cut_and_fit() {
+        let all = vec![stored(1, 10), stored(100, 1), stored(200, 300)];
+        let pages = paginate(all.clone(), 400);
+        for (index, deltas) in pages.iter().enumerate() {
+            let page = SnapshotPage { envelope: envelope(deltas.clone()), index: index as u32, pages: 99 };
+            assert!(page.encode().len() <= 400, "page {index}");
+        }
+        let mut joined: Vec<Delta> = Vec::new();
+        for delta in pages.into_iter().flatten() {
+            match (joined.last_mut(), &delta) {
+                (Some(Delta::Stored { hashes, .. }), Delta::Stored { parent, hashes: more, .. })
+                    if hashes.last() == Some(parent) =>
+                {
+                    hashes.extend_from_slice(more);
+                }
+                _ => joined.push(delta),
+            }
+        }
+        assert_eq!(joined, all, "a cut chain keeps its parent");
+        assert_eq!(paginate(vec![], 400).len(), 1, "an empty view is one empty page");
+        assert_eq!(paginate(vec![stored(1, 3)], 0).len(), 3, "one hash a page at least");
     }
 
     proptest! {

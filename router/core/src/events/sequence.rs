@@ -58,8 +58,7 @@ impl Sequence {
         self.recent.back().copied()
     }
 
-    /// Whether the stream begins at the engine's first message, as far as the
-    /// messages seen can tell.
+    /// The number of the next message; 0 before the first.
     pub fn expects(&self) -> u64 {
         self.last().map_or(0, |(seq, _)| seq.saturating_add(1))
     }

@@ -13,13 +13,16 @@ use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::Slot;
 use crate::units::{Millis, Tick};
 
-/// Most (block, target) pairs that are remembered: about 100 MB, and a day of
-/// one request a second with 10,000 new tokens each.
-pub const CAPACITY: usize = 1 << 20;
+/// Most (block, target) pairs that are remembered: 25 MB, and at one pair for
+/// eight blocks about 30 million tokens.
+pub const CAPACITY: usize = 1 << 18;
 /// How long a route is worth remembering. Engines under load evict sooner; the
 /// figure is Dynamo's for the same purpose, made longer because ours is only
 /// asked when nothing better is known.
 pub const TIME_TO_LIVE: Millis = Millis::from_secs(600);
+/// A long prompt is remembered by every so many-th block and by its last one:
+/// chained hashes make each of them vouch for all before it.
+const STRIDE: usize = 8;
 
 type Key = (NamespaceId, BlockHash, Slot);
 
@@ -36,25 +39,43 @@ pub struct History {
 
 impl History {
     /// Remembers that `blocks` of `namespace` were sent to `slot`.
+    /// O(`blocks.len()` / 8).
     pub fn record(&mut self, now: Tick, slot: Slot, namespace: NamespaceId, blocks: &[BlockHash]) {
         self.expire(now);
-        for block in blocks {
+        let strides = blocks.chunks(STRIDE).skip(1).filter_map(|chunk| chunk.first());
+        for block in blocks.iter().take(STRIDE).chain(strides).chain(blocks.last()) {
             let key = (namespace, *block, slot);
-            self.sent.insert(key, now);
-            self.order.push_back((now, key));
-            if self.order.len() > 2 * CAPACITY || self.sent.len() > CAPACITY {
+            if self.sent.insert(key, now) != Some(now) {
+                self.order.push_back((now, key));
+            }
+            while self.order.len() > 2 * CAPACITY || self.sent.len() > CAPACITY {
                 self.evicted += u64::from(self.forget_oldest());
             }
         }
     }
 
-    /// Leading blocks of `blocks` that were sent to `slot` and are not expired.
+    /// Leading blocks of `blocks` that were sent to `slot` and are not expired:
+    /// exact for a prompt that was sent itself and for up to eight blocks, else
+    /// up to seven too few. O(log `blocks.len()`).
     pub fn hits(&self, now: Tick, slot: Slot, namespace: NamespaceId, blocks: &[BlockHash]) -> u64 {
-        let fresh = |block: &&BlockHash| {
-            let sent = self.sent.get(&(namespace, **block, slot));
+        let fresh = |at: usize| {
+            let sent = blocks.get(at).and_then(|block| self.sent.get(&(namespace, *block, slot)));
             sent.is_some_and(|sent| now.since(*sent) <= TIME_TO_LIVE)
         };
-        blocks.iter().take_while(fresh).count() as u64
+        if blocks.is_empty() || !fresh(0) {
+            return 0;
+        }
+        if fresh(blocks.len() - 1) {
+            return blocks.len() as u64;
+        }
+        // Where a block was sent, all marks before it were.
+        let (mut sent, mut unsent) = (0, blocks.len().div_ceil(STRIDE));
+        while sent + 1 < unsent {
+            let middle = sent + (unsent - sent) / 2;
+            if fresh(middle * STRIDE) { sent = middle } else { unsent = middle }
+        }
+        let known = if sent == 0 { (1..STRIDE).take_while(|at| fresh(*at)).count() } else { 0 };
+        (sent * STRIDE + known + 1) as u64
     }
 
     /// Forgets a target. O(size of the record); a target leaves seldom.
@@ -105,35 +126,58 @@ mod tests {
         range.map(BlockHash).collect()
     }
 
+    fn hits(history: &History, now: u64, slot: u32, space: NamespaceId, prompt: &[BlockHash]) -> u64 {
+        history.hits(Tick(now), Slot(slot), space, prompt)
+    }
+
     #[test]
     fn remembers_prefixes_per_target_and_namespace_until_they_expire() {
         let mut history = History::default();
         history.record(Tick(0), Slot(0), SPACE, &blocks(0..4));
-        let hits = |history: &History, now, slot, space, range| {
-            history.hits(Tick(now), Slot(slot), space, &blocks(range))
-        };
-        assert_eq!(hits(&history, 1, 0, SPACE, 0..9), 4);
-        assert_eq!(hits(&history, 1, 1, SPACE, 0..9), 0, "another target");
-        assert_eq!(hits(&history, 1, 0, NamespaceId(2), 0..9), 0, "another namespace");
-        assert_eq!(hits(&history, 1, 0, SPACE, 1..9), 3, "any start that was sent");
-        assert_eq!(hits(&history, TIME_TO_LIVE.0, 0, SPACE, 0..9), 4, "at the edge");
-        assert_eq!(hits(&history, TIME_TO_LIVE.0 + 1, 0, SPACE, 0..9), 0, "expired");
+        let query = blocks(0..9);
+        assert_eq!(hits(&history, 1, 0, SPACE, &query), 4);
+        assert_eq!(hits(&history, 1, 1, SPACE, &query), 0, "another target");
+        assert_eq!(hits(&history, 1, 0, NamespaceId(2), &query), 0, "another namespace");
+        assert_eq!(hits(&history, TIME_TO_LIVE.0, 0, SPACE, &query), 4, "at the edge");
+        assert_eq!(hits(&history, TIME_TO_LIVE.0 + 1, 0, SPACE, &query), 0, "expired");
         history.record(Tick(TIME_TO_LIVE.0 + 1), Slot(1), SPACE, &blocks(0..1));
         assert_eq!(history.len(), 1, "what expired is gone");
         history.remove_target(Slot(1));
         assert!(history.is_empty());
     }
 
+    /// The oracle compares block by block.
+    #[test]
+    fn never_claims_more_than_was_sent_and_misses_less_than_a_stride() {
+        for sent in [1, 7, 8, 9, 16, 17, 63, 64, 100] {
+            let mut history = History::default();
+            history.record(Tick(0), Slot(0), SPACE, &blocks(0..sent));
+            for asked in [1, 5, 8, 9, 16, 40, 64, 65, 100, 130] {
+                for shared in [0, 1, 5, 8, 12, 33, 64, 99, 130] {
+                    let branch = (1_000..1_000 + asked).skip(shared.min(asked) as usize);
+                    let prompt: Vec<BlockHash> =
+                        (0..shared.min(asked)).chain(branch).map(BlockHash).collect();
+                    let truth = shared.min(asked).min(sent);
+                    let found = hits(&history, 0, 0, SPACE, &prompt);
+                    assert!(
+                        found <= truth && truth - found < STRIDE as u64,
+                        "{sent} {asked} {shared}: {found}"
+                    );
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_full_record_forgets_the_oldest_and_counts_it() {
         let mut history = History::default();
         let all = CAPACITY as u64;
-        history.record(Tick(0), Slot(0), SPACE, &blocks(0..all + 10));
-        assert_eq!((history.len(), history.evicted()), (CAPACITY, 10));
-        assert_eq!(history.hits(Tick(0), Slot(0), SPACE, &blocks(10..20)), 10, "the young ones stay");
-        for _ in 0..3 {
-            history.record(Tick(0), Slot(0), SPACE, &blocks(10..all));
+        for block in 0..all + 10 {
+            history.record(Tick(block), Slot(0), SPACE, &blocks(block..block + 1));
+            history.record(Tick(block), Slot(0), SPACE, &blocks(block..block + 1));
         }
-        assert!(history.order.len() <= 2 * CAPACITY, "repeats do not grow it");
+        assert!(history.len() <= CAPACITY && history.order.len() <= 2 * CAPACITY);
+        let now = all + 9;
+        assert_eq!(hits(&history, now, 0, SPACE, &blocks(now..now + 1)), 1, "the young ones stay");
     }
 }

@@ -5,11 +5,11 @@
 //! shortly after its first byte. They stay in this side set and never enter the
 //! index: only events make confirmed hits.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
-use crate::blocks::{BlockHash, NamespaceId};
+use super::prefixes::{End, Kind, Prefixes};
 use crate::units::{Millis, Tick};
 
 /// How long after a prefill its events may take. Engines publish with the step
@@ -17,84 +17,89 @@ use crate::units::{Millis, Tick};
 const GRACE: Millis = Millis::from_secs(2);
 
 /// A booking's place in the set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// The predicted blocks of one target.
+/// Which booked prompts of one target still predict hits. The blocks are in the
+/// account's [`Prefixes`], counted as [`Kind::Predicted`].
 #[derive(Debug, Default)]
 pub struct InFlight {
-    /// How many bookings predict each block.
-    blocks: FxHashMap<(NamespaceId, BlockHash), u32>,
-    bookings: FxHashMap<Ticket, Booking>,
+    bookings: FxHashMap<Ticket, End>,
+    /// Prefills that are done, in the order in which their time runs out.
+    done: BTreeSet<(Tick, Ticket)>,
+    until: FxHashMap<Ticket, Tick>,
     issued: u64,
 }
 
-#[derive(Debug)]
-struct Booking {
-    namespace: NamespaceId,
-    blocks: Arc<[BlockHash]>,
-    /// When it stops counting; `None` while its prefill is to come.
-    until: Option<Tick>,
-}
-
 impl InFlight {
-    /// Predicts `blocks`.
-    pub fn book(&mut self, namespace: NamespaceId, blocks: &Arc<[BlockHash]>) -> Ticket {
+    /// Predicts the blocks of a booked prompt.
+    pub fn book(&mut self, end: End) -> Ticket {
         self.issued += 1;
         let ticket = Ticket(self.issued);
-        for block in blocks.iter() {
-            *self.blocks.entry((namespace, *block)).or_default() += 1;
-        }
-        self.bookings.insert(ticket, Booking { namespace, blocks: Arc::clone(blocks), until: None });
+        self.bookings.insert(ticket, end);
         ticket
     }
 
     /// The prefill is done: its blocks count a little longer, until events have
     /// had their time. Only the first call counts.
     pub fn prefilled(&mut self, now: Tick, ticket: Ticket) {
-        if let Some(booking) = self.bookings.get_mut(&ticket) {
-            booking.until.get_or_insert(now.plus(GRACE));
+        if self.bookings.contains_key(&ticket) && !self.until.contains_key(&ticket) {
+            let until = now.plus(GRACE);
+            self.until.insert(ticket, until);
+            self.done.insert((until, ticket));
         }
     }
 
     /// The booking is over. One whose prefill was done counts until its time;
     /// one that never got there will not be cached.
-    pub fn release(&mut self, ticket: Ticket) {
-        if self.bookings.get(&ticket).is_some_and(|booking| booking.until.is_none()) {
-            self.cancel(ticket);
+    pub fn release(&mut self, ticket: Ticket, prefixes: &mut Prefixes) {
+        if !self.until.contains_key(&ticket) {
+            self.cancel(ticket, prefixes);
         }
     }
 
     /// The booking failed.
-    pub fn cancel(&mut self, ticket: Ticket) {
-        let Some(booking) = self.bookings.remove(&ticket) else { return };
-        for block in booking.blocks.iter() {
-            let key = (booking.namespace, *block);
-            if let Some(count) = self.blocks.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
-                    self.blocks.remove(&key);
-                }
-            }
+    pub fn cancel(&mut self, ticket: Ticket, prefixes: &mut Prefixes) {
+        if let Some(until) = self.until.remove(&ticket) {
+            self.done.remove(&(until, ticket));
+        }
+        if let Some(end) = self.bookings.remove(&ticket) {
+            prefixes.remove(end, Kind::Predicted);
         }
     }
 
-    /// How many leading blocks of `blocks` are held or predicted, where the
-    /// first `held` are held. Forgets what ran out.
-    pub fn extend(&mut self, now: Tick, namespace: NamespaceId, blocks: &[BlockHash], held: u64) -> u64 {
-        let over = |booking: &Booking| booking.until.is_some_and(|until| until < now);
-        let expired: Vec<Ticket> =
-            self.bookings.iter().filter(|(_, booking)| over(booking)).map(|(ticket, _)| *ticket).collect();
-        expired.into_iter().for_each(|ticket| self.cancel(ticket));
-        let rest = blocks.get(usize::try_from(held).unwrap_or(usize::MAX)..).unwrap_or_default();
-        let predicted = rest.iter().take_while(|block| self.blocks.contains_key(&(namespace, **block)));
-        held + predicted.count() as u64
+    /// Events have spoken: prefills that are done count by what events say.
+    pub fn confirmed(&mut self, prefixes: &mut Prefixes) {
+        for (_, ticket) in std::mem::take(&mut self.done) {
+            self.cancel(ticket, prefixes);
+        }
+    }
+
+    /// The engine lives anew: nothing that was sent to it will be cached.
+    pub fn forget(&mut self, prefixes: &mut Prefixes) {
+        self.done.clear();
+        self.until.clear();
+        for (_, end) in self.bookings.drain() {
+            prefixes.remove(end, Kind::Predicted);
+        }
+    }
+
+    /// Forgets what ran out before `now`.
+    pub fn expire(&mut self, now: Tick, prefixes: &mut Prefixes) {
+        while let Some((until, ticket)) = self.done.first().copied() {
+            if until >= now {
+                return;
+            }
+            self.cancel(ticket, prefixes);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::{BlockHash, NamespaceId};
+    use std::sync::Arc;
 
     const SPACE: NamespaceId = NamespaceId(1);
 
@@ -104,30 +109,33 @@ mod tests {
 
     #[test]
     fn blocks_are_predicted_until_they_fail_or_their_time_is_over() {
-        let mut set = InFlight::default();
-        let query = blocks(0..9);
-        let one = set.book(SPACE, &blocks(0..4));
-        let other = set.book(SPACE, &blocks(0..6));
-        assert_eq!(set.extend(Tick(0), SPACE, &query, 0), 6);
-        assert_eq!(set.extend(Tick(0), SPACE, &query, 7), 7, "held blocks need no prediction");
-        assert_eq!(set.extend(Tick(0), NamespaceId(2), &query, 0), 0, "another namespace");
-        set.cancel(other);
-        assert_eq!(set.extend(Tick(0), SPACE, &query, 0), 4, "a failed one predicts nothing");
+        let (mut set, mut prefixes) = (InFlight::default(), Prefixes::default());
+        let predicted = |prefixes: &Prefixes| prefixes.shared(SPACE, &blocks(0..9), Kind::Predicted);
+        let one = set.book(prefixes.insert(SPACE, &blocks(0..4)));
+        let other = set.book(prefixes.insert(SPACE, &blocks(0..6)));
+        assert_eq!(predicted(&prefixes), 6);
+        set.cancel(other, &mut prefixes);
+        assert_eq!(predicted(&prefixes), 4, "a failed one predicts nothing");
         set.prefilled(Tick(100), one);
         set.prefilled(Tick(5_000), one);
-        set.release(one);
-        assert_eq!(set.extend(Tick(2_100), SPACE, &query, 0), 4, "events have their time");
-        assert_eq!(set.extend(Tick(2_101), SPACE, &query, 0), 0, "and no more");
-        let cancelled = set.book(SPACE, &blocks(0..2));
-        set.release(cancelled);
-        assert_eq!((set.blocks.len(), set.bookings.len()), (0, 0), "nothing is left behind");
-    }
-
-    #[test]
-    fn a_hole_between_held_and_predicted_ends_the_prefix() {
-        let mut set = InFlight::default();
-        set.book(SPACE, &blocks(5..9));
-        assert_eq!(set.extend(Tick(0), SPACE, &blocks(0..9), 3), 3);
-        assert_eq!(set.extend(Tick(0), SPACE, &blocks(0..9), 5), 9);
+        set.release(one, &mut prefixes);
+        set.expire(Tick(2_100), &mut prefixes);
+        assert_eq!(predicted(&prefixes), 4, "events have their time");
+        set.expire(Tick(2_101), &mut prefixes);
+        assert_eq!(predicted(&prefixes), 0, "and no more");
+        let confirmed = set.book(prefixes.insert(SPACE, &blocks(0..5)));
+        let waiting = set.book(prefixes.insert(SPACE, &blocks(0..2)));
+        set.prefilled(Tick(9_000), confirmed);
+        set.confirmed(&mut prefixes);
+        assert_eq!(predicted(&prefixes), 2, "events decide about what is prefilled, not about what waits");
+        set.forget(&mut prefixes);
+        set.release(waiting, &mut prefixes);
+        let cancelled = set.book(prefixes.insert(SPACE, &blocks(0..2)));
+        set.release(cancelled, &mut prefixes);
+        assert_eq!(
+            (predicted(&prefixes), set.bookings.len(), set.done.len()),
+            (0, 0, 0),
+            "nothing is left behind"
+        );
     }
 }

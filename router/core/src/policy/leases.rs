@@ -10,11 +10,11 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 
 use super::images::ImageMemory;
 use super::in_flight::{InFlight, Ticket};
 use super::prefill_speed::PrefillSpeed;
+use super::prefixes::{End, Kind, Prefixes};
 use super::sessions::{Hold, SessionUse, Sessions};
 use super::{
     Candidate, Decision, Evidence, Load, NoChoice, PickRequest, Settings, Switch, decide, follow_session,
@@ -33,8 +33,8 @@ pub struct Account {
 
 #[derive(Debug, Default)]
 struct Books {
-    /// How many leases hold each prompt block.
-    blocks: FxHashMap<(NamespaceId, BlockHash), u32>,
+    /// The prompts of all leases, and of what in-flight credit predicts.
+    prompts: Prefixes,
     /// Tail blocks and blocks of generated tokens.
     private: u64,
     queued: Tokens,
@@ -62,8 +62,8 @@ pub struct Turnover {
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
-    namespace: NamespaceId,
-    blocks: Arc<[BlockHash]>,
+    /// Its prompt among the account's.
+    end: End,
     size: BlockSize,
     prompt: Tokens,
     /// Zero once the first byte has come.
@@ -71,7 +71,7 @@ pub struct Lease {
     uncached: Tokens,
     generated: Tokens,
     private: u64,
-    /// Its blocks in the account's in-flight set.
+    /// Its place in the account's in-flight set.
     ticket: Ticket,
     /// Its hold on a session's binding.
     session: Option<Held>,
@@ -171,7 +171,6 @@ impl Ledger {
         selecting.turn = Some(chosen.target.clone());
         let cached = request.size.tokens_in(Blocks(chosen.hits.total()));
         let uncached = request.prompt.uncached(cached);
-        let blocks = Arc::clone(blocks);
         let account = &field.accounts[decision.chosen];
         let mut lease = account.book(namespace, blocks, request.size, request.prompt, uncached);
         account.books.lock().images.record(request.images);
@@ -273,15 +272,17 @@ impl Prospect {
         namespace: NamespaceId,
         request: &PickRequest<'_>,
     ) -> Candidate {
-        let blocks = request.blocks;
-        let mut books = self.account.books.lock();
+        let books = &mut *self.account.books.lock();
         // Blocks that are held or will be; chained hashes make them a prefix.
         let mut expected = self.hits.total();
-        if settings.in_flight_credit == Switch::Enabled {
-            expected = books.in_flight.extend(now, namespace, blocks, expected).min(self.usable);
+        books.in_flight.expire(now, &mut books.prompts);
+        // A target whose view may not be credited is judged by routing history,
+        // which knows the same prompts.
+        if settings.in_flight_credit == Switch::Enabled && self.trust.credited {
+            let in_flight = books.prompts.shared(namespace, request.blocks, Kind::Predicted);
+            expected = expected.max(in_flight.min(self.usable));
         }
-        let predicted = expected.saturating_sub(self.hits.total());
-        let active = |block: &&BlockHash| books.blocks.contains_key(&(namespace, **block));
+        let predicted = expected - self.hits.total();
         Candidate {
             target: self.target.clone(),
             claimed: self.claimed,
@@ -290,7 +291,7 @@ impl Prospect {
             evidence: if predicted > 0 { Evidence::InFlight } else { self.evidence },
             trust: self.trust,
             load: books.load(),
-            shared_active: blocks.iter().take_while(active).count() as u64,
+            shared_active: books.prompts.shared(namespace, request.blocks, Kind::Active),
             images_seen: books.images.seen(request.images),
         }
     }
@@ -302,26 +303,23 @@ impl Account {
     pub fn book(
         self: &Arc<Self>,
         namespace: NamespaceId,
-        blocks: Arc<[BlockHash]>,
+        blocks: &Arc<[BlockHash]>,
         size: BlockSize,
         prompt: Tokens,
         uncached: Tokens,
     ) -> Lease {
         let mut books = self.books.lock();
-        for block in blocks.iter() {
-            *books.blocks.entry((namespace, *block)).or_default() += 1;
-        }
+        let end = books.prompts.insert(namespace, blocks);
         books.private += 1;
         books.queued += uncached;
         books.context += prompt;
         books.requests += 1;
         books.booked += 1;
-        let ticket = books.in_flight.book(namespace, &blocks);
+        let ticket = books.in_flight.book(end);
         drop(books);
         Lease {
             account: Arc::clone(self),
-            namespace,
-            blocks,
+            end,
             size,
             prompt,
             queued: uncached,
@@ -331,6 +329,20 @@ impl Account {
             ticket,
             session: None,
         }
+    }
+
+    /// Events of the target arrived: prefills that are done count by what the
+    /// view says from now on.
+    pub fn events_arrived(&self) {
+        let books = &mut *self.books.lock();
+        books.in_flight.confirmed(&mut books.prompts);
+    }
+
+    /// The engine lives anew: nothing is predicted, no picture was seen.
+    pub fn engine_restarted(&self) {
+        let books = &mut *self.books.lock();
+        books.in_flight.forget(&mut books.prompts);
+        books.images = ImageMemory::default();
     }
 
     /// What is booked now.
@@ -356,7 +368,7 @@ impl Account {
 impl Books {
     fn load(&self) -> Load {
         Load {
-            active_blocks: self.blocks.len() as u64 + self.private,
+            active_blocks: self.prompts.active_blocks() + self.private,
             queued: self.queued,
             context: self.context,
             requests: self.requests,
@@ -380,7 +392,8 @@ impl Lease {
 
     /// The attempt failed: what it booked will not be cached.
     pub fn fail(&mut self) {
-        self.account.books.lock().in_flight.cancel(self.ticket);
+        let books = &mut *self.account.books.lock();
+        books.in_flight.cancel(self.ticket, &mut books.prompts);
         if let Some(held) = self.session.take() {
             held.sessions.lock().fail(&held.hold);
         }
@@ -418,23 +431,16 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut books = self.account.books.lock();
-        for block in self.blocks.iter() {
-            let key = (self.namespace, *block);
-            if let Some(count) = books.blocks.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
-                    books.blocks.remove(&key);
-                }
-            }
-        }
+        let mut guard = self.account.books.lock();
+        let books = &mut *guard;
+        books.prompts.remove(self.end, Kind::Active);
+        books.in_flight.release(self.ticket, &mut books.prompts);
         books.private = books.private.saturating_sub(self.private);
         books.queued = books.queued - self.queued;
         books.context = books.context - (self.prompt + self.generated);
         books.requests = books.requests.saturating_sub(1);
         books.released += 1;
-        books.in_flight.release(self.ticket);
-        drop(books);
+        drop(guard);
         if let Some(held) = self.session.take() {
             held.sessions.lock().release(held.ended, &held.hold);
         }
@@ -457,7 +463,7 @@ mod tests {
 
     fn book(account: &Arc<Account>, range: std::ops::Range<u64>, uncached: u64) -> Lease {
         let prompt = Tokens((range.end - range.start) * 16 + 5);
-        account.book(SPACE, blocks(range), size(), prompt, Tokens(uncached))
+        account.book(SPACE, &blocks(range), size(), prompt, Tokens(uncached))
     }
 
     #[test]
@@ -507,7 +513,7 @@ mod tests {
     /// The oracle recounts everything from a plain list of live leases.
     #[test]
     fn books_agree_with_a_list_of_leases_in_every_order_of_release() {
-        let shapes: [(u64, u64); 4] = [(0, 3), (0, 5), (2, 4), (7, 9)];
+        let shapes: [(u64, u64); 4] = [(0, 3), (0, 5), (0, 2), (70, 79)];
         for order in 0..24u64 {
             let account = Arc::new(Account::default());
             let mut live: Vec<(Lease, (u64, u64))> = shapes

@@ -6,11 +6,12 @@
 //! explain it and a replay can repeat it. Same inputs in any order give the
 //! same pick.
 //!
-//! One file per policy: [`cache_plus_load`], [`kv_aware`], [`least_load`],
-//! [`round_robin`]. What they share: [`hits`] (what an engine will really
-//! skip), [`tie`] (the total order), [`leases`] (load, booked and released),
+//! One file per policy: [`cache_plus_load`], [`kv_aware`], [`longest_prefix`],
+//! [`least_load`], [`round_robin`], [`lmetric`]. What they share: [`hits`] (what an
+//! engine will really skip), [`tie`] (the total order), [`leases`] (load, booked and released),
 //! [`in_flight`] (what prefills under way will leave behind), [`sessions`] and
-//! [`images`] (affinity), [`shadow`] (what others would do), [`history`] (where prefixes were sent, for targets without a sound view).
+//! [`images`] (affinity), [`shadow`] (what others would do), [`history`] (where
+//! prefixes were sent, for targets without a sound view).
 
 pub mod cache_plus_load;
 pub mod history;
@@ -20,7 +21,10 @@ pub mod in_flight;
 pub mod kv_aware;
 pub mod leases;
 pub mod least_load;
+pub mod lmetric;
+pub mod longest_prefix;
 pub mod prefill_speed;
+pub mod prefixes;
 pub mod round_robin;
 pub mod sessions;
 pub mod shadow;
@@ -35,7 +39,7 @@ use crate::units::{BlockSize, Blocks, Millis, TierHits, Tokens};
 use images::ImageKey;
 use sessions::{SessionKey, SessionMode};
 use shadow::PolicySet;
-use tie::TieBranch;
+use tie::{TieBranch, Ties};
 
 /// Which rule chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -46,23 +50,37 @@ pub enum PolicyKind {
     CachePlusLoad,
     /// The published formula, in blocks.
     KvAware,
+    /// Most leading blocks held, whatever the load.
+    LongestPrefix,
     /// Fewest active blocks.
     LeastLoad,
     /// In turn.
     RoundRobin,
+    /// Tokens to prefill times requests in the batch.
+    #[serde(rename = "lmetric")]
+    LMetric,
 }
 
 impl PolicyKind {
-    /// All policies.
-    pub const ALL: [Self; 4] = [Self::CachePlusLoad, Self::KvAware, Self::LeastLoad, Self::RoundRobin];
+    /// All of them, the default first.
+    pub const ALL: [Self; 6] = [
+        Self::CachePlusLoad,
+        Self::KvAware,
+        Self::LongestPrefix,
+        Self::LeastLoad,
+        Self::RoundRobin,
+        Self::LMetric,
+    ];
 
     /// Lower-case name, for flags, logs and labels.
     pub const fn label(self) -> &'static str {
         match self {
             Self::CachePlusLoad => "cache-plus-load",
             Self::KvAware => "kv-aware",
+            Self::LongestPrefix => "longest-prefix",
             Self::LeastLoad => "least-load",
             Self::RoundRobin => "round-robin",
+            Self::LMetric => "lmetric",
         }
     }
 }
@@ -99,7 +117,8 @@ impl OverlapWeights {
 /// Weights of `cache-plus-load`. Finite and not negative.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LoadWeights {
-    /// Per uncached token that already waits on the target.
+    /// Per uncached token that already waits on the target. A lease counts in full
+    /// until its first byte, so on average half of it is done: 0.5.
     pub queue: f64,
     /// Per token in the contexts of the target's requests in flight.
     pub decode: f64,
@@ -111,7 +130,7 @@ pub struct LoadWeights {
 
 impl Default for LoadWeights {
     fn default() -> Self {
-        Self { queue: 1.0, decode: 0.05, request: 0.0, imbalance: 0.0 }
+        Self { queue: 0.5, decode: 0.02, request: 0.0, imbalance: 0.0 }
     }
 }
 
@@ -385,11 +404,22 @@ pub fn decide(
     candidates: &[Candidate],
     turn: Option<&Target>,
 ) -> Result<Decision, NoChoice> {
+    decide_with(settings, request, candidates, turn, Ties::default())
+}
+
+/// [`decide`], with equals told apart by `ties`.
+pub fn decide_with(
+    settings: &Settings,
+    request: &PickRequest<'_>,
+    candidates: &[Candidate],
+    turn: Option<&Target>,
+    ties: Ties,
+) -> Result<Decision, NoChoice> {
     debug_assert!(candidates.is_sorted_by(|a, b| a.target < b.target), "sorted and distinct");
     let terms = price(settings, request, candidates, turn);
     let eligible = |at: &usize| terms[*at].rejection.is_none();
     let open: Vec<usize> = (0..candidates.len()).filter(eligible).collect();
-    let Some((chosen, tie)) = tie::cheapest(request, candidates, &terms, open) else {
+    let Some((chosen, tie)) = tie::cheapest(request, candidates, &terms, open, ties) else {
         return Err(if candidates.is_empty() { NoChoice::Empty } else { NoChoice::Overloaded(terms) });
     };
     let escaped = terms.iter().any(|other| other.rejection.is_some() && other.cost < terms[chosen].cost);
@@ -425,8 +455,10 @@ fn price(
     let mut terms = match settings.policy {
         PolicyKind::CachePlusLoad => cache_plus_load::terms(settings, request, candidates),
         PolicyKind::KvAware => kv_aware::terms(settings, request, candidates),
+        PolicyKind::LongestPrefix => longest_prefix::terms(settings, request, candidates),
         PolicyKind::LeastLoad => least_load::terms(candidates),
         PolicyKind::RoundRobin => round_robin::terms(candidates, turn),
+        PolicyKind::LMetric => lmetric::terms(settings, request, candidates),
     };
     for (terms, candidate) in terms.iter_mut().zip(candidates) {
         terms.rejection = rejection(&settings.overload, request, candidate);

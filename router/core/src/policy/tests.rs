@@ -96,8 +96,8 @@ fn picks_the_cheapest_target() {
     check("no candidates", &default, &[], None);
     check("a hit wins over an idle worker", &default, &[(8, 0, 0, 0), (0, 0, 0, 0)], Some(0));
     check("a long queue outweighs the hit", &default, &[(8, 0, 500, 0), (0, 0, 0, 0)], Some(1));
-    check("decode load outweighs a small hit", &default, &[(1, 0, 0, 400), (0, 0, 0, 0)], Some(1));
-    check("decode load below the hit", &default, &[(1, 0, 0, 300), (0, 0, 0, 0)], Some(0));
+    check("decode load outweighs a small hit", &default, &[(1, 0, 0, 1000), (0, 0, 0, 0)], Some(1));
+    check("decode load below the hit", &default, &[(1, 0, 0, 700), (0, 0, 0, 0)], Some(0));
     check(
         "least-load ignores the cache",
         &settings(PolicyKind::LeastLoad, 1.0),
@@ -401,7 +401,7 @@ fn a_session_follows_its_first_target_until_that_fails_leaves_or_is_full() {
     let account = prospects.iter().find(|prospect| prospect.target == bound).expect("known");
     let _queue = account.account.book(
         NamespaceId(9),
-        Arc::from([]),
+        &Arc::from([]),
         request(&blocks, "q").size,
         Tokens(1),
         Tokens(990),

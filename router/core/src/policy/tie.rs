@@ -24,6 +24,19 @@ pub enum TieBranch {
     RendezvousRequest,
     /// The request's session is bound to it.
     Session,
+    /// Its name alone, where [`Ties::Target`] was asked for.
+    Target,
+}
+
+/// How equals are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ties {
+    /// As served: by load, then spread by hash, then by name.
+    #[default]
+    Rendezvous,
+    /// By name alone, so that a hand-made trace can be followed by hand.
+    Target,
 }
 
 impl TieBranch {
@@ -35,6 +48,7 @@ impl TieBranch {
             Self::RendezvousBlock => "rendezvous_block",
             Self::RendezvousRequest => "rendezvous_request",
             Self::Session => "session",
+            Self::Target => "target",
         }
     }
 }
@@ -46,12 +60,16 @@ pub fn cheapest(
     candidates: &[Candidate],
     terms: &[Terms],
     open: Vec<usize>,
+    ties: Ties,
 ) -> Option<(usize, TieBranch)> {
     let lowest = open.iter().map(|at| terms[*at].cost).min_by(f64::total_cmp)?;
     let mut tied = open;
     tied.retain(|at| terms[*at].cost <= lowest);
     if let [only] = tied[..] {
         return Some((only, TieBranch::None));
+    }
+    if ties == Ties::Target {
+        return tied.first().map(|first| (*first, TieBranch::Target));
     }
     let fewest = tied.iter().map(|at| candidates[*at].load.active_blocks).min()?;
     tied.retain(|at| candidates[*at].load.active_blocks == fewest);

@@ -1,0 +1,227 @@
+//! A request's body as routing needs it.
+//!
+//! Only broken syntax is the router's to refuse. What engines may take and the
+//! router cannot read, or fails on, goes out unchanged and is routed by load.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kvrouter_core::blocks::Namespace;
+use kvrouter_core::units::Tokens;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::errors::ClientError;
+use crate::pool::Pool;
+use crate::prompt::endpoint::{self, Endpoint};
+use crate::prompt::{Prompt, Refusal};
+use crate::route::Ask;
+
+/// `reason` label of prompts on which our code panicked.
+const PANICKED: &str = "panicked";
+
+/// What a body says to routing.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What to pick for.
+    pub ask: Ask,
+    /// The client wants server-sent events.
+    pub streamed: bool,
+    /// Why there are no token ids; `None` when there are.
+    refused: Option<Refusal>,
+}
+
+/// The fields that matter of a body that is not read as a whole. What cannot be
+/// read is absent: the engine will say what it thinks of it.
+#[derive(Deserialize)]
+struct Head {
+    model: Option<String>,
+    stream: Option<bool>,
+}
+
+/// [`prepare_blocking`] on a thread of the CPU pool, of which as many work as
+/// there are cores; counts how it went.
+pub async fn prepare(
+    pool: &Arc<Pool>,
+    endpoint: Endpoint,
+    request_id: Arc<str>,
+    body: Bytes,
+) -> Result<Prepared, ClientError> {
+    let permit = Arc::clone(&pool.cpu).acquire_owned().await.map_err(|_| ClientError::ShuttingDown)?;
+    let (own, id, bytes) = (Arc::clone(pool), Arc::clone(&request_id), body.clone());
+    let work = move || {
+        let _permit = permit;
+        prepare_blocking(&own, endpoint, id, &bytes)
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(prepared) => prepared.inspect(|prepared| count(pool, prepared)),
+        Err(error) if error.is_panic() => {
+            pool.metrics.refusals.with_label_values(&[PANICKED]).inc();
+            tracing::error!(
+                target: "kv_router::prompt", request_id = %request_id, endpoint = %endpoint.label(),
+                bytes = body.len(), "preparing the prompt panicked; it is routed by load"
+            );
+            let own = Arc::clone(pool);
+            let work = move || unread(&own, request_id, &body);
+            tokio::task::spawn_blocking(work).await.map_err(|_| ClientError::ShuttingDown)?
+        }
+        Err(_) => Err(ClientError::ShuttingDown),
+    }
+}
+
+fn count(pool: &Pool, prepared: &Prepared) {
+    match prepared.refused {
+        None => pool.metrics.tokenisations.inc(),
+        // The path has none; nothing was refused.
+        Some(Refusal::NoPrompt) => {}
+        Some(refusal) => pool.metrics.refusals.with_label_values(&[refusal.label()]).inc(),
+    }
+}
+
+/// Parses, renders, tokenises and hashes, on this thread. Counts nothing.
+pub fn prepare_blocking(
+    pool: &Pool,
+    endpoint: Endpoint,
+    request_id: Arc<str>,
+    body: &[u8],
+) -> Result<Prepared, ClientError> {
+    let parsed = serde_json::from_slice::<Value>(body);
+    if !endpoint.names_a_model() {
+        return Ok(other(pool, request_id, &parsed.unwrap_or(Value::Null)));
+    }
+    let Ok(parsed) = parsed else {
+        check_syntax(body)?;
+        return unread(pool, request_id, body);
+    };
+    if !parsed.is_object() {
+        return Err(ClientError::NotAnObject);
+    }
+    let named = match parsed.get("model") {
+        None | Some(Value::Null) => None,
+        Some(Value::String(name)) => Some(name.as_str()),
+        Some(_) => return Err(ClientError::ModelNotText),
+    };
+    let named = adapter(pool, named)?;
+    let prompt = pool.prompter.prepare(endpoint, &parsed, pool.engine(), named);
+    // Adapters are named in other fields too.
+    adapter(pool, prompt.namespace.adapter.as_deref())?;
+    Ok(Prepared {
+        ask: Ask::new(pool, request_id, &prompt),
+        streamed: is_streamed(&parsed),
+        refused: prompt.refused,
+    })
+}
+
+/// Numbers out of range, lone surrogates and deep nesting pass: they are JSON,
+/// and engines in other languages read them.
+fn check_syntax(body: &[u8]) -> Result<(), ClientError> {
+    match serde_json::from_slice::<&RawValue>(body) {
+        Ok(text) if text.get().starts_with('{') => Ok(()),
+        Ok(_) => Err(ClientError::NotAnObject),
+        Err(error) => Err(ClientError::NotJson { error: error.to_string() }),
+    }
+}
+
+/// A body that is forwarded without having been read as a whole: as long as its
+/// bytes, by four.
+fn unread(pool: &Pool, request_id: Arc<str>, body: &[u8]) -> Result<Prepared, ClientError> {
+    let head = Head::of(body);
+    let count = Tokens(body.len() as u64 / 4);
+    let prompt = without_tokens(count, adapter(pool, head.model.as_deref())?, Refusal::Malformed);
+    Ok(Prepared {
+        ask: Ask::new(pool, request_id, &prompt),
+        streamed: head.stream.unwrap_or(false),
+        refused: prompt.refused,
+    })
+}
+
+/// A request to a path whose prompts are not read.
+fn other(pool: &Pool, request_id: Arc<str>, body: &Value) -> Prepared {
+    // Engines may know more models on such paths; only adapters bind.
+    let named = adapter(pool, body.get("model").and_then(Value::as_str)).unwrap_or(None);
+    let prompt = without_tokens(endpoint::estimate(body), named, Refusal::NoPrompt);
+    Prepared {
+        ask: Ask::new(pool, request_id, &prompt),
+        streamed: is_streamed(body),
+        refused: prompt.refused,
+    }
+}
+
+fn is_streamed(body: &Value) -> bool {
+    body.get("stream").and_then(Value::as_bool).unwrap_or(false)
+}
+
+fn without_tokens(count: Tokens, adapter: Option<Arc<str>>, refusal: Refusal) -> Prompt {
+    Prompt {
+        tokens: Arc::from([]),
+        count,
+        namespace: Namespace { adapter, salt: None },
+        refused: Some(refusal),
+        images: Vec::new(),
+        bypasses_cache: false,
+    }
+}
+
+/// The adapter that `name` is; `None` for the base model, which a request that
+/// names none wants too. A model that nobody serves is the client's mistake, as
+/// far as all workers say what they serve.
+fn adapter(pool: &Pool, name: Option<&str>) -> Result<Option<Arc<str>>, ClientError> {
+    let base = pool.config.file.model.name.as_str();
+    let Some(name) = name.filter(|name| *name != base) else { return Ok(None) };
+    let models = pool.fleet.models(base);
+    if let Some(model) = models.iter().find(|model| model.name == name) {
+        return Ok(model.adapter.then(|| name.into()));
+    }
+    match pool.fleet.silent() {
+        0 => Err(ClientError::UnknownModel {
+            name: name.to_owned(),
+            known: models.into_iter().map(|model| model.name).collect(),
+        }),
+        silent => Err(ClientError::ModelNotKnownYet { name: name.to_owned(), silent }),
+    }
+}
+
+impl Head {
+    fn of(body: &[u8]) -> Self {
+        serde_json::from_slice(body).unwrap_or(Self { model: None, stream: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_broken_syntax_is_refused() {
+        let deep = format!("{{\"a\": {}{}}}", "[".repeat(200), "]".repeat(200));
+        let cases: [(&str, &str, Result<(), &str>); 8] = [
+            ("a number out of range", r#"{"temperature": 1e400}"#, Ok(())),
+            ("a lone surrogate", r#"{"prompt": "\ud800"}"#, Ok(())),
+            ("deep nesting", &deep, Ok(())),
+            ("space around", " {} \n", Ok(())),
+            ("no object", "[1e400]", Err("not_an_object")),
+            ("cut off", r#"{"a": 1e400"#, Err("invalid_json")),
+            ("more after the end", "{} {}", Err("invalid_json")),
+            ("nothing", "", Err("invalid_json")),
+        ];
+        for (why, body, expected) in cases {
+            let found = check_syntax(body.as_bytes()).map_err(|error| error.code());
+            assert_eq!(found, expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn what_matters_is_found_in_bodies_that_cannot_be_read() {
+        let cases: [(&str, Option<&str>, Option<bool>); 4] = [
+            (r#"{"x": 1e400, "model": "m", "stream": true}"#, Some("m"), Some(true)),
+            (r#"{"model": "m", "prompt": "\ud800"}"#, Some("m"), None),
+            (r#"{"model": null, "prompt": "\ud800"}"#, None, None),
+            (r#"{"model": 5, "stream": true}"#, None, None),
+        ];
+        for (body, model, stream) in cases {
+            let head = Head::of(body.as_bytes());
+            assert_eq!((head.model.as_deref(), head.stream), (model, stream), "{body}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Every way of losing cache knowledge is noticed, repaired or named, and never a false hit.
+
+use engine_sim::{EngineSim, Wire};
+use serde_json::json;
+
+use crate::harness::{Router, Setup, chat_directly, engine, entry, fault, id, long, until};
+
+/// Case C01.
+#[tokio::test]
+async fn a_lost_message_is_replayed() {
+    for wire in [Wire::Vllm022, Wire::Vllm033, Wire::Sglang0518, Wire::Sglang0523] {
+        let lossy = engine(|config| config.wire = wire).await;
+        let router = Router::start(Setup::zmq(&[&lossy])).await;
+        chat_directly(&lossy, &long(1), None).await;
+        router.agrees_with(&lossy).await;
+        fault(&lossy, json!({"drop_events": 1})).await;
+        chat_directly(&lossy, &long(2), None).await;
+        // The next message shows that one is missing.
+        chat_directly(&lossy, &long(3), None).await;
+        router.agrees_with(&lossy).await;
+        for number in 1..=3 {
+            let chat = router.chat(&long(number), 1).await;
+            assert!(chat.cached > 100, "{wire:?}");
+            assert_eq!(chat.cached, chat.predicted(), "{wire:?}");
+        }
+    }
+}
+
+/// Cases C03, C04 and K1.
+#[tokio::test]
+async fn an_engine_that_restarts_in_place_starts_from_nothing() {
+    for wire in [Wire::Vllm033, Wire::Sglang0518] {
+        let mortal = engine(|config| config.wire = wire).await;
+        let router = Router::start(Setup::zmq(&[&mortal]).events_only()).await;
+        for number in 1..4 {
+            router.chat(&long(number), 20).await;
+        }
+        let before = epoch(&router, &mortal).await;
+        fault(&mortal, json!({"restart": true})).await;
+        comes_back(&router, &mortal).await;
+        assert!(epoch(&router, &mortal).await > before);
+        let chat = router.chat(&long(1), 1).await;
+        assert_eq!((chat.cached, chat.predicted()), (0, 0), "{wire:?}");
+        router.agrees_with(&mortal).await;
+        let chat = router.chat(&long(1), 1).await;
+        assert!(chat.cached > 100, "{wire:?}");
+        assert_eq!(chat.cached, chat.predicted(), "{wire:?}");
+    }
+}
+
+/// Cases C03 and C04 without a replay socket: only the number of a message can tell.
+#[tokio::test]
+async fn a_number_that_starts_again_empties_the_view() {
+    let mortal = engine(|config| config.wire = Wire::Vllm022).await;
+    let setup = Setup::of(vec![entry(&mortal, false)]).events_only().more("freshness: {fallback: Load}");
+    let router = Router::start(setup).await;
+    for number in 1..6 {
+        router.chat(&long(number), 20).await;
+    }
+    let before = epoch(&router, &mortal).await;
+    fault(&mortal, json!({"restart": true})).await;
+    listens_again(&router).await;
+    chat_directly(&mortal, &long(20), None).await;
+    until("a new life begins", async || (epoch(&router, &mortal).await > before).then_some(())).await;
+    for number in 1..6 {
+        let chat = router.chat(&long(number), 1).await;
+        assert!(chat.predicted() <= chat.cached, "claims nothing of the old life: {}", chat.receipt);
+    }
+}
+
+/// Waits until the router has subscribed a second time: what is sent before is lost.
+async fn listens_again(router: &Router) {
+    let times = || router.process.output().matches("following events").count();
+    until("the router listens again", async || (times() > 1).then_some(())).await;
+}
+
+async fn epoch(router: &Router, engine: &EngineSim) -> u64 {
+    router.view(&id(engine)).await["ranks"][0]["epoch"].as_u64().unwrap()
+}
+
+/// Waits until the view has forgotten the life before.
+async fn comes_back(router: &Router, engine: &EngineSim) {
+    until("the view is empty", async || (router.view(&id(engine)).await["block_count"] == 0).then_some(()))
+        .await;
+}
+
+/// Case K26.
+#[tokio::test]
+async fn pages_that_do_not_divide_the_block_are_named_and_earn_nothing() {
+    for wire in [Wire::Vllm033, Wire::Sglang0523] {
+        let (odd, plain) = (
+            engine(|config| (config.wire, config.page_size) = (wire, 24)).await,
+            engine(|config| config.wire = wire).await,
+        );
+        let router =
+            Router::start(Setup::zmq(&[&odd, &plain]).more("freshness: {fallback: Load}").events_only())
+                .await;
+        chat_directly(&odd, &long(1), None).await;
+        until("the report names it", async || {
+            let named = router.has_problem("page_size_mismatch", Some(&id(&odd))).await;
+            (named || router.has_problem("reported_page_size_mismatch", Some(&id(&odd))).await).then_some(())
+        })
+        .await;
+        let report = router.report().await;
+        let message = report["problems"][0]["message"].as_str().unwrap();
+        assert!(message.contains("24") && message.contains("16"), "{message}");
+        let chat = router.chat(&long(1), 1).await;
+        assert_eq!(chat.predicted(), 0, "{}", chat.receipt);
+        for candidate in chat.receipt["candidates"].as_array().unwrap() {
+            let is_odd = candidate["target"] == format!("{}#0", id(&odd));
+            assert_eq!(candidate["trust"]["credited"], !is_odd, "{candidate}");
+            assert_eq!(candidate["trust"]["state"] == "mismatched", is_odd, "{candidate}");
+        }
+    }
+}
+
+/// A store whose page size does not fit its own tokens cannot be placed: the report says that the
+/// view lacks something, and nothing is claimed for it.
+#[tokio::test]
+async fn a_store_that_contradicts_itself_is_named_and_earns_nothing() {
+    let liar = engine(|_| {}).await;
+    let router = Router::start(Setup::zmq(&[&liar]).events_only()).await;
+    fault(&liar, json!({"page_size_lie": 24})).await;
+    chat_directly(&liar, &long(1), None).await;
+    until("the report names the worker", async || {
+        let report = router.report().await;
+        let problems = report["problems"].as_array().unwrap();
+        problems.iter().any(|problem| problem["worker"] == id(&liar)).then_some(())
+    })
+    .await;
+    let chat = router.chat(&long(1), 1).await;
+    assert_eq!(chat.predicted(), 0, "{}", chat.receipt);
+}
+
+/// Pages smaller than a block are grouped.
+#[tokio::test]
+async fn small_pages_make_up_blocks() {
+    for (wire, page) in [(Wire::Vllm033, 8), (Wire::Sglang0518, 1), (Wire::Sglang0523, 4)] {
+        let fine = engine(|config| (config.wire, config.page_size) = (wire, page)).await;
+        let router = Router::start(Setup::zmq(&[&fine])).await;
+        let first = router.chat(&long(1), 4).await;
+        assert_eq!(first.cached, 0);
+        until("the view has blocks", async || {
+            let blocks = router.view(&id(&fine)).await["block_count"].as_u64().unwrap();
+            (blocks > 8).then_some(())
+        })
+        .await;
+        let second = router.chat(&long(1), 4).await;
+        assert!(second.predicted() > 100, "{wire:?} {page}: {}", second.receipt);
+        // What is left is less than a block.
+        assert!(
+            second.cached - second.predicted() < 16,
+            "{wire:?}: {} {}",
+            second.cached,
+            second.predicted()
+        );
+    }
+}
+
+/// Garbage is counted with its reason, and what comes after it counts as ever.
+#[tokio::test]
+async fn garbage_on_zmq_is_counted_and_survived() {
+    for wire in [Wire::Vllm033, Wire::Sglang0518] {
+        let noisy = engine(|config| config.wire = wire).await;
+        let router = Router::start(Setup::zmq(&[&noisy])).await;
+        router.chat(&long(1), 2).await;
+        router.agrees_with(&noisy).await;
+        let counted = async || router.metric("kvrouter_event_messages_total", "").await;
+        let good = router.metric("kvrouter_event_messages_total", "result=\"applied\"").await;
+        let before = counted().await - good;
+        fault(&noisy, json!({"garbage_events": 3})).await;
+        router.chat(&long(2), 2).await;
+        until("the garbage is counted", async || {
+            let good = router.metric("kvrouter_event_messages_total", "result=\"applied\"").await;
+            (counted().await - good >= before + 3.0).then_some(())
+        })
+        .await;
+        assert_eq!(router.metric("kvrouter_event_messages_total", "result=\"\"").await, 0.0, "a reason each");
+        let chat = router.chat(&long(1), 1).await;
+        assert_eq!(chat.cached, chat.predicted(), "no false hit: {}", chat.receipt);
+    }
+}
+
+/// What a prompt in flight will leave behind dies with the engine's life. Case K1.
+#[tokio::test]
+async fn credit_for_prompts_in_flight_ends_with_the_engines_life() {
+    let mortal = engine(|_| {}).await;
+    let router = Router::start(Setup::zmq(&[&mortal])).await;
+    router.chat(&long(1), 2).await;
+    router.agrees_with(&mortal).await;
+    fault(&mortal, json!({"restart": true})).await;
+    comes_back(&router, &mortal).await;
+    let chat = router.chat(&long(1), 1).await;
+    assert_eq!((chat.cached, chat.predicted()), (0, 0), "{}", chat.receipt);
+}
+
+/// What events confirmed and then took away is gone, however young the prompt is.
+#[tokio::test]
+async fn credit_for_prompts_in_flight_ends_when_events_take_over() {
+    let small = engine(|config| config.num_pages = 80).await;
+    let router = Router::start(Setup::zmq(&[&small])).await;
+    for number in 1..6 {
+        router.chat(&long(number), 8).await;
+        router.agrees_with(&small).await;
+    }
+    let again = router.chat(&long(1), 1).await;
+    assert_eq!(again.cached, again.predicted(), "{}", again.receipt);
+}
+
+/// A mismatched view earns nothing at once, and prompts in flight are no way around that. Case K26.
+#[tokio::test]
+async fn credit_for_prompts_in_flight_is_not_for_mismatched_views() {
+    let odd = engine(|config| config.page_size = 24).await;
+    let router = Router::start(Setup::zmq(&[&odd]).more("freshness: {fallback: Load}")).await;
+    router.chat(&long(1), 1).await;
+    let chat = router.chat(&long(1), 1).await;
+    assert_eq!(chat.predicted(), 0, "{}", chat.receipt);
+}
+
+/// Case C03: nothing proves that an engine without a replay socket is still the one it was before a
+/// reconnection.
+#[tokio::test]
+async fn a_reconnection_without_replay_puts_the_view_in_doubt() {
+    let mortal = engine(|_| {}).await;
+    let router = Router::start(Setup::of(vec![entry(&mortal, false)]).events_only()).await;
+    router.chat(&long(1), 20).await;
+    router.agrees_with(&mortal).await;
+    fault(&mortal, json!({"restart": true})).await;
+    listens_again(&router).await;
+    until("the view is in doubt", async || {
+        let view = router.view(&id(&mortal)).await;
+        (view["block_count"] == 0 || view["ranks"][0]["trust"] == "unsound").then_some(())
+    })
+    .await;
+}

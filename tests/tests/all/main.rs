@@ -1,0 +1,15 @@
+//! Workspace tests: the real `kv-router` program against engine-sims in this process.
+//!
+//! One test program, so that linking is paid for once. Every test starts its own engines and its
+//! own router on free ports, waits by asking until a deadline, and may run beside all others.
+#![allow(clippy::unwrap_used, clippy::panic)] // A test reports by failing.
+
+mod events;
+mod failures;
+mod harness;
+mod lifecycle;
+mod nats;
+mod raw_worker;
+mod requests;
+mod routing;
+mod streams;

@@ -1,0 +1,141 @@
+//! Streams pass as they are, however they are cut, and end once however they end.
+
+use std::time::Duration;
+
+use http::Method;
+use http_body_util::BodyExt;
+use kvrouter_tests::sse::Events;
+use serde_json::{Value, json};
+
+use crate::harness::{MODEL, Router, Setup, engine, fault, id, long, total, unique, until};
+use crate::raw_worker::{RawWorker, STREAM_HEAD, chunk};
+
+/// Two events, a comment, both line ends, a two-byte character, and usage at the end.
+const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"h\u{e9}\"}}]}\r\n\r\n: ping\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
+
+fn streaming() -> Value {
+    json!({"model": MODEL, "messages": long(1), "max_tokens": 400, "stream": true,
+           "stream_options": {"include_usage": true}})
+}
+
+/// Cases A01 and A02.
+#[tokio::test]
+async fn every_cut_of_a_stream_arrives_as_it_was() {
+    let cutter = RawWorker::start(|received| {
+        let cut: usize = received.header("x-cut").unwrap().parse().unwrap();
+        let (head, tail) = STREAM.as_bytes().split_at(cut);
+        let mut pieces = vec![STREAM_HEAD.into()];
+        let parts = [head, tail].into_iter().filter(|part| !part.is_empty());
+        pieces.extend(parts.map(chunk));
+        pieces.push(chunk(b""));
+        pieces
+    })
+    .await;
+    let router = Router::start(Setup::in_turn(&[&cutter.address.to_string()])).await;
+    let body = streaming().to_string();
+    for cut in 0..=STREAM.len() {
+        let cut_at = cut.to_string();
+        let answer = router.send("/v1/chat/completions", &[("x-cut", &cut_at)], body.clone()).await;
+        assert_eq!(answer.text(), STREAM, "cut at {cut}");
+    }
+    let count = (STREAM.len() + 1) as f64;
+    assert_eq!(cutter.posts() as f64, count);
+    assert_eq!(router.metric("kvrouter_engine_prompt_tokens_total", "").await, 9.0 * count);
+    assert_eq!(router.metric("kvrouter_engine_cached_tokens_total", "").await, 4.0 * count);
+    router.is_idle().await;
+}
+
+/// Case A29: after the first byte.
+#[tokio::test]
+async fn a_worker_that_dies_in_a_stream_ends_it_with_one_error_and_no_second_start() {
+    // Slow enough that each chunk is sent before the next one exists.
+    let (a, b) = (engine(|config| config.step_ms = 25.0).await, engine(|config| config.step_ms = 25.0).await);
+    let router = Router::start(Setup::in_turn(&[&id(&a), &id(&b)])).await;
+    fault(&a, json!({"die_after_chunks": 3})).await;
+    fault(&b, json!({"die_after_chunks": 3})).await;
+    let request = unique();
+    let answer =
+        router.send("/v1/chat/completions", &[("x-request-id", &request)], streaming().to_string()).await;
+    assert_eq!(answer.status, 200);
+    let mut events = Events::default();
+    let events: Vec<Value> =
+        events.push(&answer.body).iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    assert_eq!(events.len(), 4, "three chunks and the error: {events:?}");
+    let error = &events[3]["error"];
+    assert_eq!((&error["type"], &error["code"]), (&json!("server_error"), &json!("mid_stream_failure")));
+    let roles = events.iter().filter(|event| event.pointer("/choices/0/delta/role").is_some()).count();
+    assert_eq!(roles, 1, "{events:?}");
+    assert_eq!(total(&a, "requests_total").await + total(&b, "requests_total").await, 1);
+    let receipts = router.receipts(&request).await;
+    assert_eq!(receipts.len(), 1);
+    assert_eq!(receipts[0]["result"]["failure"], "mid_stream_failure");
+    router.is_idle().await;
+}
+
+/// Cases A08 and G21.
+#[tokio::test]
+async fn a_client_that_leaves_a_stream_ends_the_work() {
+    let slow = engine(|config| config.step_ms = 20.0).await;
+    let router = Router::start(Setup::zmq(&[&slow])).await;
+    let (url, body) = (router.url("/v1/chat/completions"), streaming().to_string());
+    for _ in 0..5 {
+        let answer = router.client.open(Method::POST, &url, &[], body.clone().into()).await.unwrap();
+        let mut stream = answer.into_body();
+        stream.frame().await.unwrap().unwrap();
+        drop(stream);
+    }
+    gone(&slow, 5).await;
+    router.is_idle().await;
+    assert_eq!(router.metric("kvrouter_leases_booked", "").await, 5.0);
+    assert_eq!(router.metric("kvrouter_attempt_failures_total", "client_gone").await, 5.0);
+}
+
+/// Case A04: nothing was answered yet, and nothing will be streamed.
+#[tokio::test]
+async fn a_client_that_leaves_before_the_answer_ends_the_work() {
+    let slow = engine(|config| config.step_ms = 20.0).await;
+    let router = Router::start(Setup::zmq(&[&slow])).await;
+    let (url, body) = (router.url("/v1/chat/completions"), json!({"messages": long(1), "max_tokens": 400}));
+    let sent = router.client.open(Method::POST, &url, &[], body.to_string().into());
+    let begun = until("the engine works", async || (total(&slow, "running").await == 1).then_some(()));
+    tokio::select! {
+        answer = sent => panic!("answered: {answer:?}"),
+        () = begun => {}
+    }
+    gone(&slow, 1).await;
+    router.is_idle().await;
+}
+
+async fn gone(engine: &engine_sim::EngineSim, aborted: u64) {
+    until("the engine has nothing to do", async || {
+        let working = total(engine, "running").await + total(engine, "waiting").await;
+        (working == 0 && total(engine, "aborted_total").await == aborted).then_some(())
+    })
+    .await;
+}
+
+/// A break inside an event still leaves the error readable. Case A29.
+#[tokio::test]
+async fn a_break_inside_an_event_leaves_the_error_readable() {
+    let broken = RawWorker::start(|_| vec![STREAM_HEAD.into(), chunk(b"data: {\"choices\":[")]).await;
+    let router = Router::start(Setup::in_turn(&[&broken.address.to_string()])).await;
+    let answer = router.post("/v1/chat/completions", streaming()).await;
+    let events = Events::default().push(&answer.body);
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "mid_stream_failure");
+    assert_eq!(broken.posts(), 1);
+    router.is_idle().await;
+}
+
+/// A long answer is not cut by the router's own limits.
+#[tokio::test]
+async fn a_stream_may_outlast_the_first_byte_limit() {
+    let slow = engine(|config| config.step_ms = 30.0).await;
+    let limits = "limits: {firstByteTimeoutSeconds: 1}";
+    let router = Router::start(Setup::zmq(&[&slow]).more(limits)).await;
+    let mut body = streaming();
+    body["max_tokens"] = json!(50);
+    let chat = router.client.chat(&router.url("/v1/chat/completions"), &unique(), &body).await.unwrap();
+    assert!(chat.total > Duration::from_millis(1200), "{:?}", chat.total);
+    assert_eq!(chat.completion_tokens, 50);
+}
