@@ -1,6 +1,6 @@
 //! The demo: the same conversations through four policies, on simulated engines and a real router.
 //!
-//! [`workload`] makes the conversations from a seed, [`fleet`] starts the programs, [`drive`] talks
+//! [`workload`] makes the conversations from a seed, [`fleet`] starts the programs, [`mod@drive`] talks
 //! to the router and takes times, [`results`] adds up and judges, [`picture`] draws. Every policy
 //! gets engines and a router of its own, so that none inherits a warm cache.
 
