@@ -16,7 +16,7 @@
 //! tier) hold which positions of a run; `view` has two sides for each slot, of
 //! which requests see one; `lookup` walks a chain along runs.
 //!
-//! Concurrency: one lock, held for at most [`SECTION`] blocks at a time, which
+//! Concurrency: one lock, held for at most `SECTION` blocks at a time, which
 //! takes some microseconds; then readers that wait go first (`gate`). What replaces
 //! or empties a whole view works on the unseen side and turns the slot around
 //! in one step, so nobody sees it half done.
