@@ -10,9 +10,9 @@ use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
 use kvrouter_core::ids::{Role, Target, WorkerId};
 use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
-use kvrouter_core::policy::sessions::{SessionKey, SessionUse};
+use kvrouter_core::policy::sessions::SessionKey;
 use kvrouter_core::policy::{Candidate, Evidence, NoChoice, Outcome, PickRequest, hits, shadow};
-use kvrouter_core::receipts::{Receipt, ReceiptNumber, ResultRecord, SCHEMA_VERSION};
+use kvrouter_core::receipts::{Receipt, ReceiptNumber, ResultRecord};
 use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::Fallback;
 
@@ -89,26 +89,17 @@ impl Ask {
     }
 
     fn receipt(&self, pool: &Pool, attempt: u32) -> Receipt {
+        let settings = pool.live.read().settings;
         Receipt {
-            schema_version: SCHEMA_VERSION,
-            request_id: Arc::clone(&self.request_id),
             time_unix_ms: pool.clock.unix_ms(),
             attempt,
             role: self.role,
-            settings: pool.live.read().settings,
             namespace: self.namespace,
             prompt_tokens: self.prompt_tokens,
             exact_tokens: self.exact_tokens,
             prompt_blocks: self.blocks.len() as u64,
-            block_size: pool.config.size.tokens(),
-            candidates: Vec::new(),
-            chosen: None,
-            outcome: Outcome::NoTarget,
-            predicted_hit_tokens: Tokens(0),
             images: self.images.len() as u64,
-            session: SessionUse::None,
-            shadows: Vec::new(),
-            result: None,
+            ..Receipt::undecided(Arc::clone(&self.request_id), settings, pool.config.size.tokens())
         }
     }
 }

@@ -117,6 +117,32 @@ pub struct ResultRecord {
 }
 
 impl Receipt {
+    /// The receipt of a request of which nothing is known and for which nothing
+    /// was decided; what is known goes over it.
+    pub fn undecided(request_id: Arc<str>, settings: Settings, block_size: u32) -> Self {
+        Self {
+            schema_version: SCHEMA_VERSION,
+            request_id,
+            time_unix_ms: 0,
+            attempt: 0,
+            role: Role::Mixed,
+            settings,
+            namespace: NamespaceId(0),
+            prompt_tokens: Tokens(0),
+            exact_tokens: false,
+            prompt_blocks: 0,
+            block_size,
+            candidates: Vec::new(),
+            chosen: None,
+            outcome: Outcome::NoTarget,
+            predicted_hit_tokens: Tokens(0),
+            images: 0,
+            session: SessionUse::None,
+            shadows: Vec::new(),
+            result: None,
+        }
+    }
+
     /// Memory that it takes, roughly: candidates are the most of it.
     const fn bytes(&self) -> usize {
         size_of::<Self>()
@@ -263,27 +289,7 @@ mod tests {
     use serde_json::json;
 
     fn receipt(id: &str) -> Receipt {
-        Receipt {
-            schema_version: SCHEMA_VERSION,
-            request_id: id.into(),
-            time_unix_ms: 0,
-            attempt: 1,
-            role: Role::Mixed,
-            settings: Settings::default(),
-            namespace: NamespaceId(0),
-            prompt_tokens: Tokens(0),
-            exact_tokens: true,
-            prompt_blocks: 0,
-            block_size: 16,
-            candidates: Vec::new(),
-            chosen: None,
-            outcome: Outcome::NoTarget,
-            predicted_hit_tokens: Tokens(0),
-            images: 0,
-            session: SessionUse::None,
-            shadows: Vec::new(),
-            result: None,
-        }
+        Receipt::undecided(id.into(), Settings::default(), 16)
     }
 
     #[test]

@@ -225,34 +225,10 @@ fn json_text(text: String) -> Response {
 mod tests {
     use super::*;
 
-    use kvrouter_core::blocks::NamespaceId;
-    use kvrouter_core::policy::sessions::SessionUse;
-    use kvrouter_core::policy::{Outcome, Settings};
-    use kvrouter_core::receipts::SCHEMA_VERSION;
-    use kvrouter_core::units::Tokens;
+    use kvrouter_core::policy::Settings;
 
     fn receipt(id: &str) -> Receipt {
-        Receipt {
-            schema_version: SCHEMA_VERSION,
-            request_id: id.into(),
-            time_unix_ms: 0,
-            attempt: 1,
-            role: Role::Mixed,
-            settings: Settings::default(),
-            namespace: NamespaceId(0),
-            prompt_tokens: Tokens(0),
-            exact_tokens: true,
-            prompt_blocks: 0,
-            block_size: 16,
-            candidates: Vec::new(),
-            chosen: None,
-            outcome: Outcome::NoTarget,
-            predicted_hit_tokens: Tokens(0),
-            images: 0,
-            session: SessionUse::None,
-            shadows: Vec::new(),
-            result: None,
-        }
+        Receipt::undecided(id.into(), Settings::default(), 16)
     }
 
     #[test]
