@@ -9,6 +9,7 @@ mod failures;
 mod harness;
 mod lifecycle;
 mod nats;
+mod policies;
 mod raw_worker;
 mod requests;
 mod routing;

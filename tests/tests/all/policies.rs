@@ -1,0 +1,153 @@
+//! Settings of policies through the running router: what each one changes, and that receipts,
+//! metrics and health say so.
+
+use serde_json::{Value, json};
+
+use crate::harness::{MODEL, Router, Setup, chat_directly, engine, fault, long, text, until};
+
+/// Sends a chat with headers; the receipt of its last attempt and the status.
+async fn chat_with(router: &Router, headers: &[(&str, &str)], body: &Value) -> (u16, Value) {
+    let id = crate::harness::unique();
+    let headers = [&[("x-request-id", id.as_str())], headers].concat();
+    let answer = router.send("/v1/chat/completions", &headers, body.to_string()).await;
+    let receipts = router.receipts(&id).await;
+    (answer.status, receipts[0].clone())
+}
+
+fn body(messages: Value) -> Value {
+    json!({"model": MODEL, "messages": messages, "max_tokens": 1})
+}
+
+fn target(receipt: &Value) -> &str {
+    receipt["chosen"]["target"].as_str().unwrap()
+}
+
+#[tokio::test]
+async fn a_session_stays_where_it_began() {
+    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    let setup = Setup::zmq(&[&a, &b]).policy("RoundRobin").more("sessionAffinity: {mode: Both}");
+    let router = Router::start(setup).await;
+    let session = [("x-session-id", "s-1")];
+    let (_, first) = chat_with(&router, &session, &body(long(1))).await;
+    assert_eq!(first["session"], "new");
+    for turn in 2..5 {
+        let (_, later) = chat_with(&router, &session, &body(long(turn))).await;
+        assert_eq!((&later["session"], target(&later)), (&json!("followed"), target(&first)));
+        let (_, other) = chat_with(&router, &[], &body(long(turn))).await;
+        assert_eq!(other["session"], "none");
+    }
+    assert_eq!(router.metric("kvrouter_session_picks_total", "followed").await, 3.0);
+    for bad in [vec![("x-session-id", "")], vec![("x-session-id", "a"), ("x-session-id", "b")]] {
+        let (status, refused) = chat_with(&router, &bad, &body(long(1))).await;
+        assert_eq!((status, &refused["result"]["failure"]), (400, &json!("invalid_session_id")));
+    }
+    router.is_idle().await;
+}
+
+/// Cases E13, E15 and G28: the receipt says why, not only where.
+#[tokio::test]
+async fn a_picture_goes_where_it_was_seen_and_earns_no_text_credit() {
+    let (a, b, c) = (engine(|_| {}).await, engine(|_| {}).await, engine(|_| {}).await);
+    let router = Router::start(Setup::zmq(&[&a, &b, &c])).await;
+    let picture = |data: &str| {
+        let url = format!("data:image/png;base64,{data}");
+        body(json!([{"role": "user", "content": [
+            {"type": "text", "text": text(1, 60)}, {"type": "image_url", "image_url": {"url": url}}
+        ]}]))
+    };
+    let (_, first) = chat_with(&router, &[], &picture("AAAA")).await;
+    assert_eq!((&first["images"], &first["outcome"]), (&json!(1), &json!("no_affinity")));
+    let (_, again) = chat_with(&router, &[], &picture("AAAA")).await;
+    assert_eq!(target(&again), target(&first));
+    let seen = |receipt: &Value| -> u64 {
+        let all = receipt["candidates"].as_array().unwrap();
+        all.iter().map(|candidate| candidate["images_seen"].as_u64().unwrap()).sum()
+    };
+    assert_eq!((seen(&first), seen(&again)), (0, 1));
+    let (_, other) = chat_with(&router, &[], &picture("AAAB")).await;
+    assert_eq!((seen(&other), &other["predicted_hit_tokens"]), (0, &json!(0)), "another picture, no credit");
+    let output = router.process.output();
+    assert!(
+        output.contains("mm_images=1 mm_affinity_hits=0")
+            && output.contains("mm_images=1 mm_affinity_hits=1")
+    );
+}
+
+#[tokio::test]
+async fn shadow_policies_are_told_beside_the_real_one() {
+    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    let setup = Setup::zmq(&[&a, &b]).policy("RoundRobin").more("shadowPolicies: [KvAware, LeastLoad]");
+    let router = Router::start(setup).await;
+    for engine in [&a, &b] {
+        chat_directly(engine, &long(9), None).await;
+        router.agrees_with(engine).await;
+    }
+    chat_directly(&a, &long(1), None).await;
+    router.agrees_with(&a).await;
+    let mut regrets = Vec::new();
+    for _ in 0..2 {
+        let (_, receipt) = chat_with(&router, &[], &body(long(1))).await;
+        let shadows = receipt["shadows"].as_array().unwrap().clone();
+        assert_eq!(
+            shadows.iter().map(|shadow| &shadow["policy"]).collect::<Vec<_>>(),
+            ["kv-aware", "least-load"]
+        );
+        regrets.push(shadows[0]["regret_blocks"].as_i64().unwrap());
+    }
+    // In turn, one of the two went past the worker that holds the prompt.
+    assert_eq!(regrets.iter().filter(|regret| **regret > 0).count(), 1, "{regrets:?}");
+    assert_eq!(router.metric("kvrouter_shadow_picks_total", "").await, 4.0);
+}
+
+/// Cases F02 and F03: a cheaper worker over its cap is passed over, and when all are full the
+/// client is told to come back.
+#[tokio::test]
+async fn a_full_worker_is_passed_over_and_a_full_fleet_says_so() {
+    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    let router = Router::start(Setup::zmq(&[&a, &b]).more("overload: {maxQueuedTokens: 600}")).await;
+    for stalled in [&a, &b] {
+        fault(stalled, json!({"stall_ms": 3000})).await;
+    }
+    let url = router.url("/v1/chat/completions");
+    let mut waiting = Vec::new();
+    for number in 1..5 {
+        let (client, url, body) = (router.client.clone(), url.clone(), body(long(number)).to_string());
+        waiting
+            .push(tokio::spawn(async move { client.send(http::Method::POST, &url, &[], body.into()).await }));
+        let booked = async || {
+            let booked = router.metric("kvrouter_target_requests", "").await
+                + router.metric("kvrouter_attempt_failures_total", "overloaded").await;
+            (booked >= f64::from(number)).then_some(())
+        };
+        until("the request is booked or refused", booked).await;
+    }
+    let (status, refused) = chat_with(&router, &[], &body(long(9))).await;
+    assert_eq!((status, &refused["result"]["failure"]), (429, &json!("overloaded")));
+    let rejections = |receipt: &Value| -> Vec<Value> {
+        let all = receipt["candidates"].as_array().unwrap();
+        all.iter().map(|candidate| candidate["terms"]["rejection"].clone()).collect()
+    };
+    assert_eq!(rejections(&refused), [json!("overloaded"), json!("overloaded")]);
+    for task in waiting {
+        let _ = task.await.unwrap().unwrap();
+    }
+    router.is_idle().await;
+}
+
+/// Case B17 and K21b: a salt is a cache of its own, for engine and router alike.
+#[tokio::test]
+async fn salts_are_kept_apart_as_the_engine_keeps_them() {
+    let only = engine(|_| {}).await;
+    let router = Router::start(Setup::zmq(&[&only]).events_only()).await;
+    let salted =
+        |salt: &str| json!({"model": MODEL, "messages": long(1), "max_tokens": 1, "cache_salt": salt});
+    chat_with(&router, &[], &salted("one")).await;
+    router.agrees_with(&only).await;
+    for (salt, hit) in [("two", false), ("one", true)] {
+        let (_, receipt) = chat_with(&router, &[], &salted(salt)).await;
+        router.agrees_with(&only).await;
+        let cached = receipt["result"]["engine_cached_tokens"].as_u64().unwrap_or(0);
+        assert_eq!(cached, receipt["predicted_hit_tokens"].as_u64().unwrap(), "{salt}");
+        assert_eq!(cached > 0, hit, "{salt}");
+    }
+}
