@@ -114,3 +114,11 @@ fn live_settings_change_only_what_they_name() {
     assert_eq!(after.settings.load, before.settings.load);
     assert_eq!(after.freshness, before.freshness);
 }
+
+/// The file's defaults and the core's are written down in two crates, which must not know each
+/// other; a file that says nothing must mean the core's.
+#[test]
+fn a_file_that_names_no_setting_means_the_cores_defaults() {
+    let config = load(GOOD, &[]).expect("good");
+    assert_eq!(config.live, Live::default());
+}

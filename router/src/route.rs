@@ -11,11 +11,14 @@ use kvrouter_core::ids::{Role, Target, WorkerId};
 use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
 use kvrouter_core::policy::sessions::SessionKey;
-use kvrouter_core::policy::{Candidate, Evidence, NoChoice, Outcome, PickRequest, hits, shadow};
+use kvrouter_core::policy::{
+    Candidate, Evidence, NoChoice, Outcome, PickRequest, PolicyKind, Settings, hits, shadow,
+};
 use kvrouter_core::receipts::{Receipt, ReceiptNumber, ResultRecord};
 use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::Fallback;
 
+use crate::config::Live;
 use crate::fleet::{TargetState, Worker};
 use crate::pool::Pool;
 use crate::prompt::Prompt;
@@ -88,8 +91,7 @@ impl Ask {
         }
     }
 
-    fn receipt(&self, pool: &Pool, attempt: u32) -> Receipt {
-        let settings = pool.live.read().settings;
+    fn receipt(&self, pool: &Pool, settings: Settings, attempt: u32) -> Receipt {
         Receipt {
             time_unix_ms: pool.clock.unix_ms(),
             attempt,
@@ -116,16 +118,18 @@ pub struct Unrouted {
 /// Picks a ready worker outside `excluded`, books the request there and files
 /// the receipt.
 pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Result<Routed, Unrouted> {
-    let prospects = prospects(pool, ask, excluded);
-    let settings = pool.live.read().settings;
-    let mut receipt = ask.receipt(pool, attempt);
+    // Read once: decision, receipt and pick line must speak of the same settings.
+    let live = *pool.live.read();
+    let settings = live.settings;
+    let prospects = prospects(pool, ask, &live, excluded);
+    let mut receipt = ask.receipt(pool, settings, attempt);
     let request = ask.pick_request(pool);
     let now = pool.clock.now();
     let picked = pool.ledger.select_and_book(now, &settings, &request, ask.namespace, &ask.blocks, prospects);
     let pick = match picked {
         Ok(pick) => pick,
         Err(nobody) => {
-            count(pool, ask, Outcome::NoTarget, None);
+            count(pool, ask, settings.policy, Outcome::NoTarget, None);
             let overloaded = stand(&mut receipt, &nobody);
             return Err(Unrouted { receipt: pool.receipts.lock().file(receipt), overloaded });
         }
@@ -135,8 +139,8 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     receipt.shadows =
         shadow::evaluate(&settings, &request, &pick.candidates, &pick.decision, pick.turn.as_ref());
     let chosen = &pick.candidates[pick.decision.chosen];
-    log_pick(pool, ask, chosen, &pick);
-    count(pool, ask, pick.decision.outcome, Some(chosen));
+    log_pick(pool, ask, settings.policy, chosen, &pick);
+    count(pool, ask, settings.policy, pick.decision.outcome, Some(chosen));
     count_shadows(pool, &receipt, chosen);
     pool.metrics.sessions.with_label_values(&[pick.session.label()]).inc();
     let receipt = pool.receipts.lock().file(receipt);
@@ -159,16 +163,19 @@ pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &
         images: Vec::new(),
         bypasses_cache: false,
     };
-    let mut receipt = Ask { exact_tokens: false, ..Ask::new(pool, request_id, &prompt) }.receipt(pool, 0);
+    let settings = pool.live.read().settings;
+    let ask = Ask { exact_tokens: false, ..Ask::new(pool, request_id, &prompt) };
+    let mut receipt = ask.receipt(pool, settings, 0);
     receipt.result = Some(ResultRecord { status, failure: Some(failure), ..ResultRecord::default() });
     pool.receipts.lock().file(receipt);
 }
 
 /// The receipt of what [`pick`] would do now, without doing it.
 pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
-    let settings = pool.live.read().settings;
-    let mut receipt = ask.receipt(pool, 0);
-    let prospects = prospects(pool, ask, &[]);
+    let live = *pool.live.read();
+    let settings = live.settings;
+    let mut receipt = ask.receipt(pool, settings, 0);
+    let prospects = prospects(pool, ask, &live, &[]);
     let request = ask.pick_request(pool);
     match pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, prospects) {
         Ok((decision, candidates)) => {
@@ -204,9 +211,8 @@ fn count_shadows(pool: &Pool, receipt: &Receipt, chosen: &Candidate) {
 
 /// All ranks of all ready workers, with what their views and the routing
 /// history are worth for this request.
-fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
+fn prospects(pool: &Pool, ask: &Ask, live: &Live, excluded: &[WorkerId]) -> Vec<Prospect> {
     let claims = pool.index.hits(ask.namespace, &ask.blocks);
-    let live = *pool.live.read();
     let now = pool.clock.now();
     let prospect = |state: &Arc<TargetState>| {
         let found = claims.binary_search_by_key(&state.slot, |hit| hit.slot);
@@ -237,9 +243,8 @@ fn prospects(pool: &Pool, ask: &Ask, excluded: &[WorkerId]) -> Vec<Prospect> {
     eligible.flat_map(|worker| worker.targets.iter().map(prospect)).collect()
 }
 
-fn count(pool: &Pool, ask: &Ask, outcome: Outcome, chosen: Option<&Candidate>) {
-    let policy = pool.live.read().settings.policy.label();
-    pool.metrics.picks.with_label_values(&[policy, ask.role.label(), outcome.label()]).inc();
+fn count(pool: &Pool, ask: &Ask, policy: PolicyKind, outcome: Outcome, chosen: Option<&Candidate>) {
+    pool.metrics.picks.with_label_values(&[policy.label(), ask.role.label(), outcome.label()]).inc();
     let Some(chosen) = chosen else { return };
     pool.metrics.prompt_blocks.inc_by(ask.blocks.len() as u64);
     let evidence = match chosen.evidence {
@@ -253,12 +258,12 @@ fn count(pool: &Pool, ask: &Ask, outcome: Outcome, chosen: Option<&Candidate>) {
 }
 
 /// The line that our documentation promises.
-fn log_pick(pool: &Pool, ask: &Ask, chosen: &Candidate, pick: &Pick) {
+fn log_pick(pool: &Pool, ask: &Ask, policy: PolicyKind, chosen: &Candidate, pick: &Pick) {
     let decision = &pick.decision;
     let cost = decision.terms[decision.chosen].cost;
     tracing::info!(
         target: "kv_router::pick",
-        policy = %pool.live.read().settings.policy.label(),
+        policy = %policy.label(),
         role = %ask.role.label(),
         picked = %chosen.target,
         hits = chosen.hits.total(),

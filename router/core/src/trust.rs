@@ -215,11 +215,6 @@ impl Trust {
         self.has_view() || self.domain_mismatch || self.reported_page_misfit
     }
 
-    /// The life and the message that the view stands at.
-    pub const fn position(&self) -> (Epoch, u64) {
-        (self.epoch, self.seq)
-    }
-
     /// The state of the view at `now`.
     pub fn verdict(&self, now: Tick, freshness: Freshness) -> Verdict {
         let age = self.last_proof.map(|proof| now.since(proof));

@@ -68,7 +68,6 @@ pub struct Lease {
     prompt: Tokens,
     /// Zero once the first byte has come.
     queued: Tokens,
-    uncached: Tokens,
     generated: Tokens,
     private: u64,
     /// Its place in the account's in-flight set.
@@ -323,7 +322,6 @@ impl Account {
             size,
             prompt,
             queued: uncached,
-            uncached,
             generated: Tokens(0),
             private: 1,
             ticket,
@@ -415,11 +413,6 @@ impl Lease {
         let mut books = self.account.books.lock();
         books.context += tokens;
         books.private += blocks;
-    }
-
-    /// Tokens that the target had to compute, as predicted by the pick.
-    pub const fn uncached(&self) -> Tokens {
-        self.uncached
     }
 
     /// When the first byte is to be expected, from now; `None` while nothing is
