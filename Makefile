@@ -29,12 +29,16 @@ test: $(NATS_STAMP) ## Runs all tests; ends with `N passed, N failed`. ARGS='-- 
 	@cargo xtask test $(ARGS)
 
 .PHONY: check
-check: fetch format lint tidy docs deny test ## What CI runs: format, lint, tidy, docs, deny, test.
+check: fetch format lint tidy docs definitions deny test ## What CI runs: format, lint, tidy, docs, CRDs, deny, test.
 
 .PHONY: engines
 engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares predicted with real hits.
 	cargo build --package kvrouter-router --bin kv-router
 	e2e/engines/run.sh
+
+.PHONY: crds
+crds: ## Writes crds/yaml anew from the types.
+	cargo run -q --package kvrouter-crds --bin crdgen -- crds/yaml
 
 .PHONY: bench
 bench: ## Runs the benchmarks.
@@ -91,6 +95,11 @@ docs: export RUSTDOCFLAGS := -D warnings
 docs:
 	@echo "== docs"
 	cargo doc --workspace --no-deps
+
+.PHONY: definitions
+definitions:
+	@echo "== definitions"
+	cargo run -q --package kvrouter-crds --bin crdgen -- --check crds/yaml
 
 .PHONY: deny
 deny: export PATH := $(TOOLS)/bin:$(PATH)

@@ -4,13 +4,28 @@
 //! Unknown fields are errors: nothing is accepted and ignored. The values here
 //! are only well typed; `kv-router` checks that they make sense together.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// Version of the file's fields. A router refuses a newer one.
 pub const SCHEMA_VERSION: u32 = 1;
+
+/// Key of the start settings in their ConfigMap, and name of the file.
+pub const START_SETTINGS_KEY: &str = "config.yaml";
+/// Key of the live settings in their ConfigMap, and name of the file.
+pub const LIVE_SETTINGS_KEY: &str = "live.yaml";
+
+/// The digest by which a router and the operator name one text of settings:
+/// 16 hexadecimal digits of its SHA-256.
+pub fn digest(text: &str) -> String {
+    let hash = Sha256::digest(text.as_bytes());
+    hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// Start settings: what cannot change while the router runs, and the first
 /// values of what can.
@@ -40,10 +55,10 @@ pub struct RouterConfig {
     pub kv_events: KvEvents,
     /// File with the secret that keys all block hashes; both routers and
     /// bridges of a pool need the same.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity_seed_file: Option<PathBuf>,
     /// File with the bearer token that the admin port requires.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin_token_file: Option<PathBuf>,
     /// Limits and time-outs of the proxy.
     #[serde(default)]
@@ -55,7 +70,7 @@ pub struct RouterConfig {
     #[serde(default)]
     pub overlap_weights: OverlapWeights,
     /// Weights of load; only with `policy: CachePlusLoad`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_weights: Option<LoadWeights>,
     /// How long trust lasts and what comes after it.
     #[serde(default)]
@@ -75,6 +90,9 @@ pub struct RouterConfig {
     /// Policies that are evaluated beside the real one.
     #[serde(default)]
     pub shadow_policies: Vec<Policy>,
+    /// What happens to a worker whose page size is not the others'.
+    #[serde(default)]
+    pub page_size_policy: PageSizePolicy,
 }
 
 /// Live settings: a file that may change while the router runs. What is absent
@@ -85,51 +103,72 @@ pub struct LiveSettings {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
     /// Which rule chooses.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
     /// Weight of what is not cached, per role.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap_weights: Option<OverlapWeights>,
     /// Weights of load; only with `policy: CachePlusLoad`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_weights: Option<LoadWeights>,
     /// How long trust lasts and what comes after it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub freshness: Option<Freshness>,
     /// Whether blocks of prompts in flight count as hits to come.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_flight_credit: Option<Switch>,
     /// What a target may be given at most.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overload: Option<Overload>,
     /// What a picture costs that the target has not seen, in blocks of prefill.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_weight: Option<f64>,
     /// Which picks follow their session.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_affinity: Option<SessionAffinity>,
     /// Policies that are evaluated beside the real one.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow_policies: Option<Vec<Policy>>,
+    /// What happens to a worker whose page size is not the others'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_size_policy: Option<PageSizePolicy>,
+    /// Selectors of other pools: a pod that carries all labels of one of them
+    /// belongs to two pools and is not picked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub foreign_selectors: Vec<BTreeMap<String, String>>,
+}
+
+/// What happens to a worker whose page size differs from the others' or does
+/// not divide the block size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PageSizePolicy {
+    /// It is named; it is picked by load, without credit for what it holds.
+    #[default]
+    Report,
+    /// It is named and not picked.
+    RequireParity,
 }
 
 /// What a target may be given at most.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Overload {
     /// Most uncached tokens that may wait on one target; absent for no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_queued_tokens: Option<u64>,
     /// Share of that which only requests without hits on the target may use.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub cold_reserve: f64,
 }
 
 /// Which picks follow their session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct SessionAffinity {
     /// Which ones.
     pub mode: SessionMode,
     /// How long an idle session stays bound.
+    #[schemars(range(min = 1, max = 604_800))]
     pub ttl_seconds: u64,
 }
 
@@ -140,7 +179,7 @@ impl Default for SessionAffinity {
 }
 
 /// Which picks follow their session, named by the header `X-Session-ID`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SessionMode {
     /// None.
     #[default]
@@ -153,7 +192,7 @@ pub enum SessionMode {
 
 /// Whether something is in force. Words that YAML would turn into booleans are
 /// not among them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Switch {
     /// It is not.
     Disabled,
@@ -184,7 +223,7 @@ pub struct Model {
     #[serde(default)]
     pub revision: String,
     /// Where the tokenizer is. Absent: requests are routed by load.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<Tokenizer>,
 }
 
@@ -198,7 +237,7 @@ pub struct Tokenizer {
 }
 
 /// An engine family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Engine {
     /// Ask each worker.
     #[default]
@@ -252,8 +291,66 @@ pub struct Discovery {
     /// Which kind of discovery.
     pub backend: DiscoveryBackend,
     /// The workers, with `backend: Static`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workers: Vec<StaticWorker>,
+    /// Which pods are workers, with `backend: Kubernetes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubernetes: Option<KubernetesDiscovery>,
+}
+
+/// Which pods are workers: those that carry all labels of `selector`, are ready
+/// and are of exactly one role. Every target port of a pod is a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct KubernetesDiscovery {
+    /// Namespace of the pods and of the live settings.
+    pub namespace: String,
+    /// Labels, all of which a pod must carry. Never empty.
+    pub selector: BTreeMap<String, String>,
+    /// Ports that engines serve on.
+    pub target_ports: Vec<u16>,
+    /// Roles of the pool. Empty: every pod is mixed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<RoleSelector>,
+    /// Name of the ConfigMap with the live settings under the key
+    /// [`LIVE_SETTINGS_KEY`]; absent: none are watched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub live_settings_config_map: Option<String>,
+}
+
+/// The labels that make a pod one of a role.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RoleSelector {
+    /// The role.
+    pub name: RoleName,
+    /// Labels beside the pool's, all of which a pod must carry.
+    pub selector: BTreeMap<String, String>,
+}
+
+/// What a worker does of a request.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+pub enum RoleName {
+    /// All of it.
+    #[default]
+    Mixed,
+    /// The prompt.
+    Prefill,
+    /// The answer.
+    Decode,
+}
+
+impl RoleName {
+    /// Lower-case name, for logs, labels and reports.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Mixed => "mixed",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
 }
 
 /// A kind of discovery.
@@ -261,6 +358,8 @@ pub struct Discovery {
 pub enum DiscoveryBackend {
     /// The list in this file.
     Static,
+    /// Pods, watched through the API server.
+    Kubernetes,
 }
 
 /// One worker of a static list.
@@ -270,13 +369,13 @@ pub struct StaticWorker {
     /// Base URL: `http://host:port`.
     pub url: String,
     /// What the engine is; absent: the pool's.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
     /// Data-parallel ranks behind the URL.
     #[serde(default = "default_dp_size")]
     pub dp_size: u32,
     /// Where its events are; absent: the URL's host and the pool's ports.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_events: Option<EventEndpoints>,
 }
 
@@ -287,7 +386,7 @@ pub struct EventEndpoints {
     /// Publisher: `tcp://host:port`.
     pub endpoint: String,
     /// Replay socket: `tcp://host:port`. Absent: gaps cannot be repaired.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay_endpoint: Option<String>,
 }
 
@@ -302,6 +401,7 @@ pub struct KvEvents {
     /// The engines' replay port, for workers without their own.
     pub replay_port: u16,
     /// The broker, with `transport: NATS`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub nats: Option<Nats>,
 }
 
@@ -312,7 +412,7 @@ impl Default for KvEvents {
 }
 
 /// A way for events.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EventTransport {
     /// From bridges, over NATS.
     #[default]
@@ -341,7 +441,7 @@ pub struct Nats {
     /// `nats://host:port` or `tls://host:port`.
     pub url: String,
     /// Credentials file (`.creds`). Absent: no authentication.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_file: Option<PathBuf>,
     /// First token of every subject: names the cluster.
     #[serde(default = "default_subject_prefix")]
@@ -384,7 +484,7 @@ impl Default for Limits {
 }
 
 /// Which rule chooses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Policy {
     /// Uncached work, queued work and decode load, in tokens.
     #[default]
@@ -402,17 +502,20 @@ pub enum Policy {
 }
 
 /// Weight of what is not cached, per role.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OverlapWeights {
     /// For roles without one of their own.
     #[serde(default = "default_weight")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
     pub default: f64,
     /// For prefill picks.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
     pub prefill: Option<f64>,
     /// For decode picks.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
     pub decode: Option<f64>,
 }
 
@@ -423,16 +526,20 @@ impl Default for OverlapWeights {
 }
 
 /// Weights of `CachePlusLoad`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LoadWeights {
     /// Per uncached token that already waits on the target.
+    #[schemars(range(min = 0.0, max = 1000.0))]
     pub queue: f64,
     /// Per token in the contexts of the target's requests in flight.
+    #[schemars(range(min = 0.0, max = 1000.0))]
     pub decode: f64,
     /// Per request in flight, in tokens.
+    #[schemars(range(min = 0.0, max = 1000.0))]
     pub request: f64,
     /// Per token of load above the fleet's mean.
+    #[schemars(range(min = 0.0, max = 1000.0))]
     pub imbalance: f64,
 }
 
@@ -443,10 +550,11 @@ impl Default for LoadWeights {
 }
 
 /// How long trust lasts and what comes after it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Freshness {
     /// Credit ends this long after the last proof of a view.
+    #[schemars(range(min = 1, max = 3600))]
     pub budget_seconds: u64,
     /// What decides for a target whose view earns no credit.
     pub fallback: Fallback,
@@ -459,7 +567,7 @@ impl Default for Freshness {
 }
 
 /// What decides for a target whose view earns no credit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Fallback {
     /// Where its prefixes were sent before.
     #[default]

@@ -18,8 +18,13 @@ pub struct HealthReport {
     pub router_version: String,
     /// The pool it serves, as `namespace/name`.
     pub pool: String,
+    /// Which settings are in force.
+    pub config: ConfigHealth,
     /// Whether `/readyz` succeeds.
     pub ready: bool,
+    /// Why it does not, or why it does although not every worker had a view
+    /// when it began to; `ok` otherwise.
+    pub ready_reason: String,
     /// Whether it was told to stop.
     pub draining: bool,
     /// The policy in force, in lower case.
@@ -36,6 +41,16 @@ pub struct HealthReport {
     pub workers: Vec<WorkerHealth>,
     /// What is wrong now, worst first. Empty when all is well.
     pub problems: Vec<Problem>,
+}
+
+/// Which settings are in force, by their digests (`crds::config::digest`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigHealth {
+    /// The start settings.
+    pub start: String,
+    /// The live settings; null while there are none.
+    pub live: Option<String>,
 }
 
 /// The way of the events.
@@ -74,8 +89,14 @@ pub struct LiveSettingsHealth {
 pub struct WorkerHealth {
     /// Its `host:port`.
     pub worker: String,
+    /// Its pod, in Kubernetes.
+    pub pod: Option<String>,
+    /// Its role, in lower case.
+    pub role: String,
     /// Its engine, in lower case; `auto` while unknown.
     pub engine: String,
+    /// The engine's version as it says it; null while unknown.
+    pub engine_version: Option<String>,
     /// Whether it may be picked.
     pub ready: bool,
     /// Why not; `ok` when it may.

@@ -1,8 +1,19 @@
 //! Types shared by the operator and the router.
 //!
 //! The two do not know each other: they meet in the router's configuration
-//! file ([`config`]) and in its health report ([`health`]). This crate holds
-//! types and their defaults; it reads no file and talks to nobody.
+//! file ([`config`]) and in its health report ([`health`]). Users meet both in
+//! the custom resources ([`pool`], [`router`]). This crate holds types, their
+//! defaults and their schemas; it reads no file and talks to nobody.
 
 pub mod config;
 pub mod health;
+pub mod pool;
+pub mod router;
+
+pub use pool::InferencePool;
+pub use router::KvRouter;
+
+/// API group of both kinds.
+pub const GROUP: &str = "kvrouter.dev";
+/// API version of both kinds.
+pub const VERSION: &str = "v1alpha1";

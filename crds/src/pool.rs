@@ -1,0 +1,441 @@
+//! `InferencePool`: the engines that serve one model, and what must be equal
+//! among them.
+//!
+//! Shape, bounds, defaults and contradictions are in the schema, so that the
+//! API server refuses them. What needs other objects (is there such a
+//! workload, do two pools share pods) is a condition. The plural is
+//! `kvinferencepools`: the plain one belongs to the Gateway API Inference
+//! Extension.
+
+#![allow(unreachable_pub, reason = "the schema derive copies these structs inside a function")]
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Engine, EventTransport, PageSizePolicy, RoleName};
+
+/// The engines that serve one model.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "kvrouter.dev",
+    version = "v1alpha1",
+    kind = "InferencePool",
+    plural = "kvinferencepools",
+    singular = "kvinferencepool",
+    shortname = "kvpool",
+    category = "kvrouter",
+    namespaced,
+    derive = "PartialEq",
+    status = "InferencePoolStatus",
+    doc = "The engines that serve one model, and what must be equal among them.",
+    validation = Rule::new("self.metadata.name.size() <= 50 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("metadata.name must be a DNS label of at most 50 characters: names of children are derived from it"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Pods", type_ = "string", json_path = ".status.endpoints.summary"),
+    printcolumn(name = "Parity", type_ = "string", json_path = ".status.conditions[?(@.type==\"PageSizeParity\")].status"),
+    printcolumn(name = "Events", type_ = "string", json_path = ".status.conditions[?(@.type==\"EventsConnected\")].status"),
+    printcolumn(name = "Model", type_ = "string", json_path = ".spec.model.name", priority = 1),
+    printcolumn(name = "Block", type_ = "integer", json_path = ".spec.blockSize", priority = 1),
+    printcolumn(name = "Seed", type_ = "string", json_path = ".status.conditions[?(@.type==\"HashSeedStable\")].reason", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.workloads.all(w, self.workloads.exists_one(o, o.kind == w.kind && o.name == w.name))")
+    .message("a workload is named twice: name each kind and name once").field_path(".workloads"))]
+#[x_kube(validation = Rule::new("self.kvEvents.bridge != 'Inject' || self.workloads.size() > 0")
+    .message("bridge: Inject needs spec.workloads: name the Deployments or StatefulSets that may get the bridge, or use bridge: External").field_path(".kvEvents.bridge"))]
+#[x_kube(validation = Rule::new("!self.targetPorts.exists(p, p.number == self.kvEvents.port || p.number == self.kvEvents.replayPort)")
+    .message("a target port is also a port of kvEvents: engines serve requests and events on different ports").field_path(".kvEvents"))]
+pub struct InferencePoolSpec {
+    /// The model that all engines of the pool serve.
+    pub model: ModelSpec,
+    /// Labels that all pods of the pool carry.
+    pub selector: LabelSelector,
+    /// Ports that engines serve requests on. Every port of a pod is a worker.
+    #[x_kube(validation = Rule::new("self.all(p, self.exists_one(o, o.number == p.number))").message("port numbers must be unique"))]
+    #[schemars(length(min = 1, max = 8))]
+    pub target_ports: Vec<TargetPort>,
+    /// What the engines are; Auto asks each one.
+    #[serde(default)]
+    pub engine: Engine,
+    /// Who prefills and who decodes. Absent: every pod does both.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(validation = Rule::new("self.all(r, self.exists_one(o, o.name == r.name))").message("a role may be named once"))]
+    #[schemars(length(max = 3))]
+    pub roles: Vec<RoleSpec>,
+    /// Secret that keys all block hashes of the pool; routers and bridges mount it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity_seed_secret_ref: Option<SecretKeyRef>,
+    /// Tokens per block. The page of every engine must divide it.
+    #[serde(default = "default_block_size")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub block_size: u32,
+    /// What happens to a pod whose page size is not the others'.
+    #[serde(default)]
+    pub page_size_policy: PageSizePolicy,
+    /// Workloads that run the engines. Naming one is the consent to set its hash seed and to inject the bridge.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub workloads: Vec<WorkloadRef>,
+    /// PYTHONHASHSEED on the named workloads.
+    #[serde(default)]
+    pub hash_seed: HashSeed,
+    /// How cache events reach the routers.
+    #[serde(default)]
+    pub kv_events: KvEventsSpec,
+}
+
+/// The model that a pool serves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSpec {
+    /// The name that requests use.
+    #[schemars(length(min = 1, max = 256))]
+    pub name: String,
+    /// Revision, where two of them are served under one name.
+    #[serde(default)]
+    #[schemars(length(max = 128))]
+    pub revision: String,
+    /// Where the tokenizer is. Absent: requests are routed by load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<TokenizerSource>,
+}
+
+/// Where the tokenizer's folder comes from: exactly one source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("[has(self.image), has(self.persistentVolumeClaim), has(self.configMap), has(self.path)].filter(x, x).size() == 1")
+    .message("name exactly one of image, persistentVolumeClaim, configMap and path"))]
+pub struct TokenizerSource {
+    /// An image whose files are mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageSource>,
+    /// A claim in the pool's namespace, mounted read-only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim: Option<ClaimSource>,
+    /// A ConfigMap in the pool's namespace whose keys are the files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_map: Option<ConfigMapSource>,
+    /// A folder of the router's own image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512), regex(pattern = r"^/"))]
+    pub path: Option<String>,
+}
+
+/// Files of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageSource {
+    /// The image.
+    #[schemars(length(min = 1, max = 512))]
+    pub reference: String,
+    /// Folder inside the image; empty for its root.
+    #[serde(default)]
+    #[schemars(length(max = 512))]
+    pub path: String,
+}
+
+/// Files of a persistent volume claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimSource {
+    /// The claim's name.
+    #[schemars(length(min = 1, max = 253))]
+    pub claim_name: String,
+    /// Folder inside the volume; empty for its root.
+    #[serde(default)]
+    #[schemars(length(max = 512))]
+    pub path: String,
+}
+
+/// Files of a ConfigMap.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigMapSource {
+    /// The ConfigMap's name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}
+
+/// Labels, all of which a pod must carry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LabelSelector {
+    /// Names and values; at least one, at most 64.
+    #[x_kube(validation = Rule::new("self.all(k, k.size() <= 317 && self[k].size() <= 63)").message("label names have at most 317 and values at most 63 characters"))]
+    #[schemars(extend("minProperties" = 1, "maxProperties" = 64))]
+    #[schemars(schema_with = "label_map")]
+    pub match_labels: BTreeMap<String, String>,
+}
+
+/// A port that engines serve requests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetPort {
+    /// The number.
+    #[schemars(range(min = 1, max = 65535))]
+    pub number: u16,
+}
+
+/// Which pods of the pool are of a role.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RoleSpec {
+    /// The role.
+    pub name: RoleName,
+    /// Labels that its pods carry beside the pool's.
+    pub selector: LabelSelector,
+}
+
+/// One key of a Secret in the same namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretKeyRef {
+    /// The Secret's name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// The key.
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+}
+
+/// A workload that runs engines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkloadRef {
+    /// Its kind.
+    pub kind: WorkloadKind,
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// The engine's container. Absent: the one that declares the first target port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub container: Option<String>,
+}
+
+/// A kind of workload that may be patched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum WorkloadKind {
+    /// apps/v1 Deployment.
+    Deployment,
+    /// apps/v1 StatefulSet.
+    StatefulSet,
+}
+
+impl WorkloadKind {
+    /// As manifests spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Deployment => "Deployment",
+            Self::StatefulSet => "StatefulSet",
+        }
+    }
+}
+
+/// PYTHONHASHSEED on the named workloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HashSeed {
+    /// Whether it is set or only looked at.
+    pub policy: HashSeedPolicy,
+    /// The value; any fixed number makes hashes of equal processes equal.
+    #[schemars(schema_with = "seed_value")]
+    pub value: u32,
+}
+
+/// Whether the seed is set or only looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub enum HashSeedPolicy {
+    /// Set it on the named workloads, one rollout at a time.
+    #[default]
+    Enforce,
+    /// Only report.
+    Observe,
+}
+
+/// How cache events reach the routers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.port != self.replayPort").message("port and replayPort must differ: one publishes, the other answers"))]
+#[x_kube(validation = Rule::new("self.bridge != 'Inject' || self.transport == 'NATS'")
+    .message("bridge: Inject needs transport: NATS: with ZMQ routers connect to the engines themselves").field_path(".bridge"))]
+#[x_kube(validation = Rule::new("!has(self.nats) || self.transport == 'NATS'")
+    .message("nats needs transport: NATS: remove it or change the transport").field_path(".nats"))]
+pub struct KvEventsSpec {
+    /// By which way.
+    #[serde(default)]
+    pub transport: EventTransport,
+    /// The engines' publisher port. Rank r uses port + r.
+    #[serde(default = "default_event_port")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: u16,
+    /// The engines' replay port. Rank r uses replayPort + r.
+    #[serde(default = "default_replay_port")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub replay_port: u16,
+    /// Who runs the bridge from the engines' sockets to NATS.
+    #[serde(default)]
+    pub bridge: Bridge,
+    /// The broker. Absent: the operator's own, where it was installed with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nats: Option<NatsSpec>,
+}
+
+impl Default for KvEventsSpec {
+    fn default() -> Self {
+        Self {
+            transport: EventTransport::default(),
+            port: default_event_port(),
+            replay_port: default_replay_port(),
+            bridge: Bridge::default(),
+            nats: None,
+        }
+    }
+}
+
+/// Who runs the bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub enum Bridge {
+    /// It is in the pods already.
+    #[default]
+    External,
+    /// The operator adds it to the named workloads as a native sidecar.
+    Inject,
+}
+
+/// A NATS broker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NatsSpec {
+    /// `nats://host:port` or `tls://host:port`.
+    #[schemars(length(min = 8, max = 512), regex(pattern = r"^(nats|tls)://[^\s/@]+(:[0-9]+)?$"))]
+    pub url: String,
+    /// Key of a Secret with the credentials file. Absent: no authentication.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials_secret_ref: Option<SecretKeyRef>,
+    /// First token of every subject.
+    #[serde(default = "default_subject_prefix")]
+    #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9_-]+$"))]
+    pub subject_prefix: String,
+}
+
+/// What the operator last saw. Nothing in it moves with traffic.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InferencePoolStatus {
+    /// Generation of the spec that the conditions speak of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Pods of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoints: Option<Endpoints>,
+    /// Page sizes seen, by role and engine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub page_sizes: Vec<PageSizeSeen>,
+    /// What was done to the named workloads.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub workloads: Vec<WorkloadStatus>,
+    /// Accepted, ResolvedRefs, PageSizeParity, HashSeedStable, EventsConnected, Degraded, Ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// Pods of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Endpoints {
+    /// Ready and all, as `kubectl get` shows them: `3/4`.
+    pub summary: String,
+    /// The same by role; pods of no role or of two are in none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 3))]
+    pub roles: Vec<RoleEndpoints>,
+}
+
+/// Pods of one role.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RoleEndpoints {
+    /// The role.
+    pub role: RoleName,
+    /// Pods that are ready.
+    pub ready: u32,
+    /// All of them.
+    pub total: u32,
+}
+
+/// One page size and who has it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PageSizeSeen {
+    /// Their role.
+    pub role: RoleName,
+    /// Their engine, in lower case.
+    pub engine: String,
+    /// Tokens per page; absent while unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_size: Option<u32>,
+    /// Number of pods.
+    pub pods: u32,
+    /// Where it was seen: `events`, `endpoint`, `arguments` or `none`.
+    pub evidence: String,
+}
+
+/// What was done to one named workload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkloadStatus {
+    /// Its kind.
+    pub kind: WorkloadKind,
+    /// Its name.
+    pub name: String,
+    /// Digest of the changes that were applied to it; one that is reverted is not applied again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub applied: Option<String>,
+    /// A stable word: Patched, AlreadyRight, RollingOut, Paused, PatchReverted, ...
+    pub state: String,
+    /// A sentence with the next step, where there is one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+fn label_map(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": "object",
+        "additionalProperties": {"type": "string", "maxLength": 63},
+        "minProperties": 1,
+        "maxProperties": 64,
+    })
+}
+
+fn seed_value(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": "integer", "format": "int64", "minimum": 0, "maximum": 4_294_967_295_i64, "default": 0,
+        "description": "The value; any fixed number makes hashes of equal processes equal.",
+    })
+}
+
+const fn default_event_port() -> u16 {
+    5557
+}
+
+const fn default_replay_port() -> u16 {
+    5657
+}
+
+const fn default_block_size() -> u32 {
+    16
+}
+
+fn default_subject_prefix() -> String {
+    "kvrouter".to_owned()
+}

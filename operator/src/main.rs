@@ -1,0 +1,3 @@
+//! The control plane of kvrouter.
+
+fn main() {}
