@@ -37,8 +37,9 @@ engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares
 	e2e/engines/run.sh
 
 .PHONY: crds
-crds: ## Writes crds/yaml anew from the types.
+crds: ## Writes crds/yaml and the chart's copy anew from the types.
 	cargo run -q --package kvrouter-crds --bin crdgen -- crds/yaml
+	cargo run -q --package kvrouter-crds --bin crdgen -- charts/kvrouter/files/crds
 
 .PHONY: bench
 bench: ## Runs the benchmarks.
@@ -100,6 +101,7 @@ docs:
 definitions:
 	@echo "== definitions"
 	cargo run -q --package kvrouter-crds --bin crdgen -- --check crds/yaml
+	cargo run -q --package kvrouter-crds --bin crdgen -- --check charts/kvrouter/files/crds
 
 .PHONY: deny
 deny: export PATH := $(TOOLS)/bin:$(PATH)
