@@ -29,7 +29,7 @@ test: $(NATS_STAMP) ## Runs all tests; ends with `N passed, N failed`. ARGS='-- 
 	@cargo xtask test $(ARGS)
 
 .PHONY: check
-check: fetch format lint tidy docs definitions deny test ## What CI runs: format, lint, tidy, docs, CRDs, deny, test.
+check: fetch format lint tidy docs definitions chart deny test ## What CI runs: format, lint, tidy, docs, CRDs, chart, deny, test.
 
 .PHONY: engines
 engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares predicted with real hits.
@@ -102,6 +102,13 @@ definitions:
 	@echo "== definitions"
 	cargo run -q --package kvrouter-crds --bin crdgen -- --check crds/yaml
 	cargo run -q --package kvrouter-crds --bin crdgen -- --check charts/kvrouter/files/crds
+
+.PHONY: chart
+chart: export PATH := $(TOOLS)/cluster/bin:$(PATH)
+chart:
+	@echo "== chart"
+	@if command -v helm >/dev/null && command -v kubectl >/dev/null; then charts/kvrouter/tests/check.py; \
+	else echo "chart: skipped, there is no helm or no kubectl here; e2e/cluster/build.sh helm kubectl builds them"; fi
 
 .PHONY: deny
 deny: export PATH := $(TOOLS)/bin:$(PATH)
