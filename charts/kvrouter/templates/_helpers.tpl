@@ -35,7 +35,7 @@
 
 {{/* Of what an instance of the chart made: takes (dict "root" $ "component" "operator"). */}}
 {{- define "kvrouter.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "kvrouter.name" .root }}
+app.kubernetes.io/name: {{ dict "operator" "kv-router-operator" "nats" "nats-server" | dig .component (include "kvrouter.name" .root) }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
@@ -48,17 +48,12 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* Takes (dict "image" .Values.image "default" "tag where none is given"). */}}
-{{- define "kvrouter.image" -}}
-{{- if .image.digest -}}
-{{ .image.repository }}@{{ .image.digest }}
-{{- else -}}
-{{ .image.repository }}:{{ default .default .image.tag }}
-{{- end -}}
+{{- define "kvrouter.operatorImage" -}}
+{{ default (printf "%s/kv-router-operator:%s" .Values.registry .Chart.AppVersion) .Values.operator.image }}
 {{- end }}
 
-{{- define "kvrouter.programImage" -}}
-{{ include "kvrouter.image" (dict "image" .Values.image "default" .Chart.AppVersion) }}
+{{- define "kvrouter.routerImage" -}}
+{{ default (printf "%s/kv-router:%s" .Values.registry .Chart.AppVersion) .Values.router.image }}
 {{- end }}
 
 {{/* The broker of pools that name none; empty for none. A broker that asks for credentials is none: such a pool could not give any. */}}
@@ -87,7 +82,7 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- define "kvrouter.pullSecrets" -}}
-{{- with .Values.image.pullSecrets -}}
+{{- with .Values.imagePullSecrets -}}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
