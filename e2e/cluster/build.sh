@@ -50,6 +50,8 @@ build() {
   flags
   stamp=$TOOLS/stamps/$program=$( (cd "$HERE/tools/$family" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 cat && echo "$tags $ldflags") | sha256sum | cut -c1-16)
   if [ -e "$stamp" ] && [ -x "$BIN/$program" ]; then return; fi
+  flock 9   # one build at a time; what is there already is never waited for
+  if [ -e "$stamp" ] && [ -x "$BIN/$program" ]; then return; fi
   command -v go >/dev/null || die "$program is built with Go, and there is no go here"
   say "building $program ..."
   rm -f "$TOOLS/stamps/$program="*
@@ -60,6 +62,5 @@ build() {
 }
 
 mkdir -p "$BIN" "$TOOLS/stamps"
-exec 9>"$TOOLS/lock"
-flock 9
+exec 9>"$TOOLS/build.lock"
 for program in "${@:-"${PROGRAMS[@]}"}"; do build "$program"; done

@@ -14,12 +14,13 @@ stop_node() {
 }
 gone() { [ ! -e "$1" ]; }
 
-# Commands that were started by exec.sh and still run keep the network namespace alive.
+# Commands that were started by exec.sh and still run keep the network namespace alive: they are the user's, so they are named.
 strangers() {
-  local network processes process
-  network=$(readlink "/proc/$2/ns/net") processes=$(readlink "/proc/$2/ns/pid")
+  local network parent process
+  network=$(readlink "/proc/$2/ns/net") parent=$(awk '/^PPid:/ {print $2}' "/proc/$2/status")
   for process in /proc/[0-9]*; do
-    if [ "$(readlink "$process/ns/net")" = "$network" ] && [ "$(readlink "$process/ns/pid")" != "$processes" ]; then
+    if [ "$(readlink "$process/ns/net")" = "$network" ] && [ "$process" != "/proc/$parent" ] &&
+      [ "$(readlink "$process/ns/pid")" = "$(readlink /proc/self/ns/pid)" ]; then
       say "still on the network of node $1: ${process#/proc/} $(tr '\0' ' ' <"$process/cmdline")"
     fi
   done 2>/dev/null

@@ -13,7 +13,7 @@ if foreign_kubeconfig; then exec "$@"; fi
 need_root
 pid=$(node_pid 1) || die "cluster '$CLUSTER' is not up; run up.sh first"
 export PATH CLUSTER KUBECONFIG=$KUBECONFIG_FILE
-export CONTAINERD_ADDRESS=/proc/$pid/root/run/containerd/containerd.sock CONTAINERD_NAMESPACE=k8s.io
+export CONTAINERD_ADDRESS=/proc/$pid/root/run/containerd/containerd.sock CONTAINERD_NAMESPACE=k8s.io CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1
 # A mount namespace for this command alone, in which the resolver is the cluster's.
 # shellcheck disable=SC2016 # expanded by the inner shell
 exec nsenter --target "$pid" --net -- unshare --mount --propagation slave -- \

@@ -70,7 +70,7 @@ JSON
 import() {
   local node
   for node in "${NODES[@]}"; do
-    in_node "$node" "$BIN/ctr" --namespace k8s.io images import "$1" >/dev/null || die "node $node did not take $image"
+    in_node "$node" env CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1 "$BIN/ctr" --address /run/containerd/containerd.sock --namespace k8s.io images import "$1" >/dev/null || die "node $node did not take $image"
   done
 }
 

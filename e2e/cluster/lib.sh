@@ -79,7 +79,7 @@ node_pid() {
 in_node() {
   local pid
   pid=$(node_pid "$1") || { echo "node $1 is not there" >&2; return 1; }
-  nsenter --target "$pid" -mnup -- "${@:2}"
+  nsenter --target "$pid" -m -n -u -p -- "${@:2}"
 }
 
 # on_network NODE COMMAND...: with nothing of the node but its network.
@@ -90,19 +90,19 @@ on_network() {
 }
 
 # launch NODE DAEMON NAMESPACES COMMAND...: in the background; its log grows in the node's folder. Nothing if it runs already.
-# NAMESPACES are letters of nsenter.
+# NAMESPACES are flags of nsenter.
 launch() {
   local node file
   if running "$1" "$2"; then return; fi
   node=$(node_pid "$1") || { echo "node $1 is not there" >&2; return 1; }
   file=$(node_folder "$1")/$2
-  # shellcheck disable=SC2016 # expanded by the inner shell
-  nsenter --target "$node" "-$3" -- setsid --fork bash -c 'echo $$ >"$1.pid"; exec "${@:2}" >>"$1.log" 2>&1 </dev/null' \
+  # shellcheck disable=SC2016,SC2086 # expanded by the inner shell; a list of flags
+  nsenter --target "$node" $3 -- setsid --fork bash -c 'echo $$ >"$1.pid"; exec "${@:2}" >>"$1.log" 2>&1 </dev/null' \
     daemon "$file" "${@:4}" 8>&-
 }
-start() { launch "$1" "$2" mnup "${@:3}"; }
+start() { launch "$1" "$2" "-m -n -u -p" "${@:3}"; }
 # With the network of the host.
-start_outside() { launch "$1" "$2" mup "${@:3}"; }
+start_outside() { launch "$1" "$2" "-m -u -p" "${@:3}"; }
 
 # The daemon's PID as its node counts; false if it does not run. A number that now belongs to another program does not count.
 daemon_pid() {
