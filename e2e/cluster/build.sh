@@ -44,11 +44,13 @@ flags() {
   esac
 }
 
+cat_sources() { cd "$HERE/tools/$family" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 cat; }
+
 build() {
   local program=$1 family package tags ldflags stamp began=$SECONDS
   locate "$program"
   flags
-  stamp=$TOOLS/stamps/$program=$( (cd "$HERE/tools/$family" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 cat && echo "$tags $ldflags") | sha256sum | cut -c1-16)
+  stamp=$TOOLS/stamps/$program=$( (cat_sources && echo "$tags $ldflags") | sha256sum | cut -c1-16)
   if [ -e "$stamp" ] && [ -x "$BIN/$program" ]; then return; fi
   flock 9   # one build at a time; what is there already is never waited for
   if [ -e "$stamp" ] && [ -x "$BIN/$program" ]; then return; fi

@@ -26,7 +26,10 @@ web_pods() { k get pods -l app=web --field-selector=status.phase=Running -o "jso
 
 on_both_nodes() { equal "$(web_pods .spec.nodeName | sort -u | paste -sd' ')" "node-1 node-2"; }
 
-nodes_ready() { kubectl wait --for=condition=Ready node --all --timeout=30s >/dev/null && equal "$(kubectl get nodes -o name | wc -l)" 2; }
+nodes_ready() {
+  kubectl wait --for=condition=Ready node --all --timeout=30s >/dev/null
+  equal "$(kubectl get nodes -o name | wc -l)" 2
+}
 
 images() { "$HERE/image.sh" kvrouter.local/getent:1 /usr/bin/getent; }
 
@@ -40,7 +43,9 @@ sidecars_run() { equal "$(web_pods '.status.initContainerStatuses[0].state.runni
 
 priority_set() { equal "$(web_pods .spec.priority | sort -u)" 1000; }
 
-both_pods_answer() {
+# kube-proxy learns of a new pod up to a second after its rollout has ended.
+both_pods_answer() { until_true 10 "both pods in the Service" answers_differ; }
+answers_differ() {
   for _ in {1..30}; do fetch; done >"$work/answers"
   equal "$(sort -u "$work/answers" | wc -l)" 2
 }
@@ -64,7 +69,8 @@ logs_show_requests() { k logs --selector app=web -c web | grep 'request from' >/
 update_is_seamless() {
   touch "$work/updating"
   while [ -e "$work/updating" ]; do fetch >>"$work/answers" || echo failed; done >"$work/failures" 2>&1 &
-  k patch deployment web --type=json -p '[{"op": "replace", "path": "/spec/template/spec/containers/0/args/1", "value": "second"}]' >/dev/null
+  k patch deployment web --type=json >/dev/null \
+    -p '[{"op": "replace", "path": "/spec/template/spec/containers/0/args/1", "value": "second"}]'
   k rollout status deployment/web --timeout=60s >/dev/null
   rm "$work/updating"
   wait

@@ -26,7 +26,7 @@ start_apiserver() {
 
 start_controllers() {
   start 1 kube-controller-manager "$BIN/kube-controller-manager" --kubeconfig "$PKI/kube-controller-manager.kubeconfig" \
-    --leader-elect=false --use-service-account-credentials --root-ca-file "$PKI/ca.crt" \
+    --leader-elect=false --use-service-account-credentials --flex-volume-plugin-dir /var/lib/kubelet/volume-plugins --root-ca-file "$PKI/ca.crt" \
     --service-account-private-key-file "$PKI/service-account.key" \
     --cluster-signing-cert-file "$PKI/ca.crt" --cluster-signing-key-file "$PKI/ca.key"
   start 1 kube-scheduler "$BIN/kube-scheduler" --kubeconfig "$PKI/kube-scheduler.kubeconfig" --leader-elect=false

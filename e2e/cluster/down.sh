@@ -29,9 +29,8 @@ strangers() {
 # A group can be removed once its last process has been reaped.
 remove_cgroups() {
   local tree
-  for tree in "/sys/fs/cgroup/$CGROUP" /sys/fs/cgroup/*/"$CGROUP"; do
-    [ -d "$tree" ] || continue
-    find "$tree" -depth -type d -exec rmdir {} + || return 1
+  for tree in $(cgroup_trees); do
+    if [ -d "$tree/$CGROUP" ]; then find "$tree/$CGROUP" -depth -type d -exec rmdir {} +; fi
   done
 }
 

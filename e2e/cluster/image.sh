@@ -30,10 +30,13 @@ contents() {
   done | LC_ALL=C sort -u
 }
 
-# Reads contents. The last line of what it prints is the digest of names and bytes.
+# Reads contents; prints a digest of names and bytes.
 digest() {
   local line
-  while read -r line; do echo "${line#*:} $(sha256sum <"${line%%:*}")"; done | { echo "$image $entrypoint $USER_ID"; cat; } | sha256sum | cut -c1-64
+  {
+    echo "$image $entrypoint $USER_ID"
+    while read -r line; do echo "${line#*:} $(sha256sum <"${line%%:*}")"; done
+  } | sha256sum | cut -c1-64
 }
 
 # Reads contents; makes the tree of the image in a folder.
@@ -70,7 +73,9 @@ JSON
 import() {
   local node
   for node in "${NODES[@]}"; do
-    in_node "$node" env CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1 "$BIN/ctr" --address /run/containerd/containerd.sock --namespace k8s.io images import "$1" >/dev/null || die "node $node did not take $image"
+    in_node "$node" env CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1 \
+      "$BIN/ctr" --address /run/containerd/containerd.sock --namespace k8s.io images import "$1" >/dev/null ||
+      die "node $node did not take $image"
   done
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Kills the kubelet of a node and starts it again. Pods keep running meanwhile; the node is NotReady after 40 s.
+# Kills the kubelet of a node and starts it again. Pods keep running meanwhile; the node is NotReady after 50 s.
 #
 #   kubelet.sh 1|2 stop|start
 # shellcheck source-path=SCRIPTDIR

@@ -125,6 +125,15 @@ kill_daemon() {
 # The end of a daemon's log, for a step that failed.
 show_log() { echo "--- last lines of $(node_folder "$1")/$2.log" >&2; tail -n 15 "$(node_folder "$1")/$2.log" >&2 || true; }
 
+# The roots of the cgroup hierarchies: version 2 has one tree, version 1 one per controller (some of them under two names).
+cgroup_trees() {
+  local tree
+  if [ -e /sys/fs/cgroup/cgroup.controllers ]; then echo /sys/fs/cgroup; return; fi
+  for tree in /sys/fs/cgroup/*; do
+    if [ -e "$tree/cgroup.procs" ] && [ ! -L "$tree" ]; then echo "$tree"; fi
+  done
+}
+
 ours() { kubectl --kubeconfig "$KUBECONFIG_FILE" "$@"; }
 
 PATH=$BIN:$PATH:/usr/sbin:/sbin

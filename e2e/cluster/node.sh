@@ -4,6 +4,9 @@
 
 PKI=$STATE/pki
 
+# Debian has these as modules, which a container runtime is expected to load; kernels that have them built in need nothing.
+load_modules() { modprobe --all --quiet overlay br_netfilter veth nf_tables 2>/dev/null || true; }
+
 # Namespaces, which live as long as their process 1.
 start_node() {
   local folder
@@ -29,22 +32,32 @@ connect_nodes() {
   done
 }
 
-# A group per node, for two kubelets in one group delete each other's pods. Version 1 has a tree per controller, and a new
-# cpuset is empty; version 2 has one tree, and passes controllers on only if told to.
+# A group per node, for two kubelets in one group delete each other's pods.
 make_cgroups() {
-  local tree group node
-  for tree in /sys/fs/cgroup /sys/fs/cgroup/*; do
-    [ -e "$tree/cgroup.procs" ] || continue
-    for group in "$CGROUP" $(for node in "${NODES[@]}"; do echo "$CGROUP/$(node_name "$node")"; done); do
-      mkdir -p "$tree/$group"
-      if [ -e "$tree/$group/cpuset.cpus" ] && [ ! -e "$tree/$group/cgroup.controllers" ]; then
-        cat "$tree/cpuset.cpus" >"$tree/$group/cpuset.cpus"
-        cat "$tree/cpuset.mems" >"$tree/$group/cpuset.mems"
-      fi
-      if [ -s "$tree/$group/cgroup.controllers" ]; then
-        sed -E 's/(^| )/\1+/g' "$tree/$group/cgroup.controllers" >"$tree/$group/cgroup.subtree_control"
-      fi
-    done
+  local tree node
+  for tree in $(cgroup_trees); do
+    pass_controllers "$tree"
+    make_cgroup "$tree" "$CGROUP"
+    for node in "${NODES[@]}"; do make_cgroup "$tree" "$CGROUP/$(node_name "$node")"; done
+  done
+}
+
+make_cgroup() {
+  mkdir -p "$1/$2"
+  pass_controllers "$1/$2"
+  if [ ! -e "$1/$2/cgroup.controllers" ] && [ -e "$1/$2/cpuset.cpus" ]; then   # version 1, where a new cpuset is empty
+    cat "$1/cpuset.cpus" >"$1/$2/cpuset.cpus"
+    cat "$1/cpuset.mems" >"$1/$2/cpuset.mems"
+  fi
+}
+
+# In version 2 a group's children have the controllers that it names. Some may be refused; the kubelet says which it needs.
+pass_controllers() {
+  local controller controllers
+  [ -e "$1/cgroup.controllers" ] || return 0
+  read -r -a controllers <"$1/cgroup.controllers" || return 0   # empty
+  for controller in "${controllers[@]}"; do
+    echo "+$controller" 2>/dev/null >"$1/cgroup.subtree_control" || true
   done
 }
 
@@ -61,6 +74,8 @@ JSON
   # restrict_oom_score_adj: without CAP_SYS_RESOURCE, runc cannot lower a container's score and fails.
   cat >"$folder/containerd.toml" <<TOML
 version = 3
+[plugins."io.containerd.internal.v1.opt"]
+  path = "/var/lib/containerd/opt"
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "kvrouter.local/pause:1"
 [plugins."io.containerd.cri.v1.runtime"]

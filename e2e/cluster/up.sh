@@ -20,11 +20,13 @@ use_foreign() {
 }
 
 describe() {
+  local prefix=''
+  [ "$CLUSTER" = e2e ] || prefix="CLUSTER=$CLUSTER "
   cat <<TEXT
 cluster '$CLUSTER' is up: 2 nodes, Kubernetes $(kubectl version --client | sed -nE 's/^Client Version: //p')
   export KUBECONFIG=$KUBECONFIG_FILE
   $BIN/kubectl get nodes,pods -A
-  $HERE/exec.sh kubectl -n kube-system get pods     # where pod and Service addresses and cluster DNS work
+  $prefix$HERE/exec.sh kubectl get pods -A     # where pod and Service addresses and cluster DNS work
 TEXT
 }
 
@@ -55,6 +57,7 @@ bring_up() {
   PORT=${API_PORT:-$(free_port)}
   echo "$PORT" >"$STATE/port"
   step "certificates and kubeconfigs" make_certificates
+  load_modules
   step "namespaces of both nodes" each_node start_node
   step "network between them" connect_nodes
   step "cgroups" make_cgroups
