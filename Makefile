@@ -14,7 +14,7 @@ DENY_STAMP := $(TOOLS)/cargo-deny-$(DENY_VERSION).installed
 
 .PHONY: help
 help: ## Lists the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(if $(NATS),$(NATS_STAMP)) ## Four policies on simulated engines, one table. NATS=1: events over NATS. KEEP=1: stays up (--keep).
@@ -128,3 +128,18 @@ $(DENY_STAMP):
 	@echo "== install cargo-deny $(DENY_VERSION)"
 	CARGO_TARGET_DIR=$(TOOLS)/build cargo install --quiet --locked --root $(TOOLS) cargo-deny@$(DENY_VERSION)
 	@rm -rf $(TOOLS)/build $(TOOLS)/cargo-deny-*.installed && touch $@
+
+# The cluster of e2e/cluster. Its scripts know what is built and running, and are quick when there is nothing to do.
+
+.PHONY: cluster
+cluster: ## Starts a Kubernetes cluster of two nodes on this machine (root, Debian). KUBECONFIG=FILE: uses that one.
+	e2e/cluster/up.sh
+
+.PHONY: cluster-down
+cluster-down: ## Takes that cluster down; nothing of it is left but the built programs.
+	e2e/cluster/down.sh
+
+# What tests against a bare API server need: etcd and kube-apiserver in $(TOOLS)/cluster/bin.
+.PHONY: cluster-api
+cluster-api:
+	@e2e/cluster/build.sh etcd kube-apiserver
