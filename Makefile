@@ -14,7 +14,7 @@ DENY_STAMP := $(TOOLS)/cargo-deny-$(DENY_VERSION).installed
 
 .PHONY: help
 help: ## Lists the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(if $(NATS),$(NATS_STAMP)) ## Four policies on simulated engines, one table. NATS=1: events over NATS. KEEP=1: stays up (--keep).
@@ -35,6 +35,15 @@ check: fetch format lint tidy docs definitions chart deny test ## What CI runs: 
 engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares predicted with real hits.
 	cargo build --package kvrouter-router --bin kv-router
 	e2e/engines/run.sh
+
+.PHONY: e2e
+e2e: $(NATS_STAMP) ## Scenarios on a real cluster (as `make cluster`), with their times. ARGS='a c' selects some.
+	e2e/run.sh $(ARGS)
+
+.PHONY: demo-cluster
+demo-cluster: export KVROUTER_E2E_KEEP := 1
+demo-cluster: $(NATS_STAMP) ## Cluster, chart, engines, pool and router as a user installs them; stays up.
+	e2e/run.sh a
 
 .PHONY: crds
 crds: ## Writes crds/yaml and the chart's copy anew from the types.

@@ -7,7 +7,7 @@ import os
 import time
 
 from lib import (
-    IMAGES, LONG, MODEL, ROOT, SYSTEM, Failed, Load, admin, apply, chat, chosen, conditions, engines, expect, get, http,
+    IMAGES, KEEP, LONG, MODEL, ROOT, SYSTEM, Failed, Load, admin, apply, chat, chosen, conditions, engines, expect, get, http,
     kubectl, pool, ready, receipts, report, router, router_pods, run, service_url, wait, wait_condition,
 )
 
@@ -89,8 +89,9 @@ def a_install_and_talk(steps, ns):
         expect(block_count(pod, first) > 0, "the cache view of the chosen worker is empty")
     with steps.step("kubectl get kvr,kvpool") as notes:
         notes.append("\n" + kubectl("get", "kvr,kvpool", "-n", ns, "-o", "wide"))
-    with steps.step("a namespace that is deleted takes everything along"):
-        kubectl("delete", "namespace", ns, "--wait=true", timeout=120)
+    if not KEEP:
+        with steps.step("a namespace that is deleted takes everything along"):
+            kubectl("delete", "namespace", ns, "--wait=true", timeout=120)
 
 
 def block_count(pod, worker):

@@ -9,7 +9,7 @@ import time
 import traceback
 
 from core import SCENARIOS, install
-from lib import SYSTEM, Steps, kubectl, log, namespace
+from lib import KEEP, SYSTEM, Steps, kubectl, log, namespace
 
 
 class Skipped(Exception):
@@ -23,7 +23,7 @@ class ScenarioSteps(Steps):
 
 def attempt(letter, number):
     """None, or what went wrong."""
-    name = f"e2e-{letter}-{number}-{int(time.time()) % 100000}"
+    name = "demo" if KEEP else f"e2e-{letter}-{number}-{int(time.time()) % 100000}"
     steps = ScenarioSteps(letter)
     try:
         namespace(name)
@@ -39,7 +39,8 @@ def attempt(letter, number):
         diagnose(name)
         return error
     finally:
-        kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found", check=False)
+        if not KEEP:
+            kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found", check=False)
 
 
 def ensure_installed(steps):
