@@ -4,9 +4,10 @@
 //! `serde_yaml`. Flag beats variable beats file. Everything is checked before a
 //! port opens, and every complaint names file, line and field.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvrouter_core::policy::sessions::SessionMode;
@@ -16,7 +17,9 @@ use kvrouter_core::policy::{
 };
 use kvrouter_core::trust::Freshness;
 use kvrouter_core::units::{BlockSize, Millis, Tokens};
-use kvrouter_crds::config::{self as file, EventTransport, Fallback, LiveSettings, RouterConfig};
+use kvrouter_crds::config::{
+    self as file, EventTransport, Fallback, LiveSettings, PageSizePolicy, RouterConfig,
+};
 
 use crate::feed::zmtp::Endpoint;
 
@@ -184,6 +187,8 @@ pub enum DiscoveryFlag {
 pub struct ServeConfig {
     /// The file, with flags and variables applied.
     pub file: RouterConfig,
+    /// Digest of the file's text as it was read.
+    pub digest: String,
     /// Tokens per block.
     pub size: BlockSize,
     /// Settings in force at start.
@@ -201,7 +206,7 @@ pub struct ServeConfig {
 }
 
 /// What may change while the router runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Live {
     /// Settings of decisions.
     pub settings: Settings,
@@ -209,6 +214,12 @@ pub struct Live {
     pub freshness: Freshness,
     /// What decides for a target whose view earns no credit.
     pub fallback: Fallback,
+    /// What happens to a worker whose page size is not the others'.
+    pub page_sizes: PageSizePolicy,
+    /// Selectors of other pools.
+    pub foreign_selectors: Arc<[BTreeMap<String, String>]>,
+    /// Digest of the live text; `None` while there is none.
+    pub digest: Option<Arc<str>>,
 }
 
 /// Why settings cannot be used.
@@ -272,7 +283,7 @@ impl ServeConfig {
         let base = Live::of(&file);
         let live = match &flags.live_config {
             Some(path) => base.updated(path, flags)?,
-            None => base,
+            None => base.clone(),
         };
         let identity_seed = match &file.identity_seed_file {
             Some(path) => read_secret(path)?.into_bytes(),
@@ -284,7 +295,8 @@ impl ServeConfig {
             return Err(Complaint { field: "adminTokenFile".into(), message }.at(path, &text));
         }
         let (live_path, flags) = (flags.live_config.clone(), flags.clone());
-        Ok(Self { size, live, base, flags, live_path, identity_seed, admin_token, file })
+        let digest = file::digest(&text);
+        Ok(Self { size, live, base, flags, live_path, identity_seed, admin_token, file, digest })
     }
 }
 
@@ -301,14 +313,20 @@ impl Live {
             image_weight: Some(file.image_weight),
             session_affinity: Some(file.session_affinity),
             shadow_policies: Some(file.shadow_policies.clone()),
+            page_size_policy: Some(file.page_size_policy),
+            foreign_selectors: Vec::new(),
         })
     }
 
     /// These settings with what the live file at `path` changes, where `flags` do
     /// not say otherwise.
-    pub fn updated(self, path: &Path, flags: &ServeFlags) -> Result<Self, ConfigError> {
-        let text = read(path)?;
-        let mut live: LiveSettings = parse(path, &text)?;
+    pub fn updated(&self, path: &Path, flags: &ServeFlags) -> Result<Self, ConfigError> {
+        self.taking(&read(path)?, path, flags)
+    }
+
+    /// The same with the text of the live file, which came from `path`.
+    pub fn taking(&self, text: &str, path: &Path, flags: &ServeFlags) -> Result<Self, ConfigError> {
+        let mut live: LiveSettings = parse(path, text)?;
         if flags.router_policy.is_some() {
             live.policy = None;
         }
@@ -321,8 +339,8 @@ impl Live {
             weights.prefill = flags.kv_prefill_overlap_weight.or(weights.prefill);
             weights.decode = flags.kv_decode_overlap_weight.or(weights.decode);
         }
-        check_live(&live, self.settings.policy).map_err(|complaint| complaint.at(path, &text))?;
-        Ok(self.with(&live))
+        check_live(&live, self.settings.policy).map_err(|complaint| complaint.at(path, text))?;
+        Ok(Self { digest: Some(file::digest(text).into()), ..self.clone().with(&live) })
     }
 
     fn with(mut self, live: &LiveSettings) -> Self {
@@ -360,6 +378,8 @@ impl Live {
             self.freshness.budget = Millis::from_secs(freshness.budget_seconds);
             self.fallback = freshness.fallback;
         }
+        self.page_sizes = live.page_size_policy.unwrap_or(self.page_sizes);
+        self.foreign_selectors = live.foreign_selectors.clone().into();
         self
     }
 }

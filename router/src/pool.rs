@@ -62,6 +62,9 @@ pub struct Pool {
     pub broker_connected: AtomicBool,
     /// Latched once the first views are there.
     pub ready: AtomicBool,
+    /// What readiness waits for, or what it did not get before its time was
+    /// over: a stable label, `ok` where nothing is amiss.
+    pub ready_reason: Mutex<&'static str>,
     /// Set by SIGTERM.
     pub draining: AtomicBool,
 }
@@ -115,7 +118,7 @@ impl Pool {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let receipts = Ring::new(usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX));
         Ok(Self {
-            live: RwLock::new(config.live),
+            live: RwLock::new(config.live.clone()),
             live_refused: RwLock::default(),
             identity,
             domain,
@@ -131,6 +134,7 @@ impl Pool {
             metrics: Metrics::new()?,
             broker_connected: AtomicBool::new(true),
             ready: AtomicBool::new(false),
+            ready_reason: Mutex::new("starting"),
             draining: AtomicBool::new(false),
             config,
         })
@@ -140,6 +144,14 @@ impl Pool {
     /// cleared only by SIGTERM.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed) && !self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Why `/readyz` fails, or why it does not although views are missing.
+    pub fn ready_reason(&self) -> &'static str {
+        match self.draining.load(Ordering::Relaxed) {
+            true => "draining",
+            false => *self.ready_reason.lock(),
+        }
     }
 
     /// The engine family whose rendering prompts follow: the configured one,

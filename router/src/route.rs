@@ -119,7 +119,7 @@ pub struct Unrouted {
 /// the receipt.
 pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Result<Routed, Unrouted> {
     // Read once: decision, receipt and pick line must speak of the same settings.
-    let live = *pool.live.read();
+    let live = pool.live.read().clone();
     let settings = live.settings;
     let prospects = prospects(pool, ask, &live, excluded);
     let mut receipt = ask.receipt(pool, settings, attempt);
@@ -172,7 +172,7 @@ pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &
 
 /// The receipt of what [`pick`] would do now, without doing it.
 pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
-    let live = *pool.live.read();
+    let live = pool.live.read().clone();
     let settings = live.settings;
     let mut receipt = ask.receipt(pool, settings, 0);
     let prospects = prospects(pool, ask, &live, &[]);

@@ -106,13 +106,20 @@ async fn become_ready(pool: Arc<Pool>) {
         let probed = workers.iter().all(|worker| worker.status().reason != fleet::ReadyReason::NotProbed);
         let targets = workers.iter().filter(|worker| worker.is_ready()).flat_map(|worker| &worker.targets);
         let viewed = !with_events || targets.into_iter().all(|target| target.trust.lock().is_settled());
+        let reason = match (probed, viewed) {
+            (false, _) => "workers_not_probed",
+            (true, false) => "views_pending",
+            (true, true) => "ok",
+        };
         let limit = if pool.broker_connected.load(Ordering::Relaxed) { WARM_LIMIT } else { BROKER_LIMIT };
         let waited = pool.clock.now().since(started).0;
         if (probed && viewed) || u128::from(waited) >= limit.as_millis() {
+            *pool.ready_reason.lock() = reason;
             pool.ready.store(true, Ordering::Relaxed);
             tracing::info!(target: "kv_router", waited_ms = waited, complete = probed && viewed, "ready");
             return;
         }
+        *pool.ready_reason.lock() = reason;
         tokio::time::sleep(LOOK).await;
     }
 }
@@ -131,9 +138,9 @@ async fn watch_live_settings(pool: Arc<Pool>) {
         seen = now;
         match pool.config.base.updated(&path, &pool.config.flags) {
             Ok(live) => {
+                tracing::info!(target: "kv_router", policy = %live.settings.policy.label(), "live settings taken");
                 *pool.live.write() = live;
                 *pool.live_refused.write() = None;
-                tracing::info!(target: "kv_router", policy = %live.settings.policy.label(), "live settings taken");
             }
             Err(error) => {
                 tracing::error!(target: "kv_router", error = %error, "live settings refused");

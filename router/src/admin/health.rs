@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvrouter_core::trust::{Reason, State, Verdict};
-use kvrouter_crds::config::EventTransport;
+use kvrouter_crds::config::{EventTransport, RoleName};
 use kvrouter_crds::health::{
-    EventsHealth, HealthReport, LiveSettingsHealth, Problem, SCHEMA_VERSION, TargetHealth, TokenizerHealth,
-    WorkerHealth,
+    ConfigHealth, EventsHealth, HealthReport, LiveSettingsHealth, Problem, SCHEMA_VERSION, TargetHealth,
+    TokenizerHealth, WorkerHealth,
 };
 
 use crate::fleet::{ReadyReason, TargetState, Worker};
@@ -23,7 +23,12 @@ pub fn report(pool: &Pool) -> HealthReport {
         schema_version: SCHEMA_VERSION,
         router_version: env!("CARGO_PKG_VERSION").to_owned(),
         pool: format!("{}/{}", file.pool.namespace, file.pool.name),
+        config: ConfigHealth {
+            start: pool.config.digest.clone(),
+            live: pool.live.read().digest.as_deref().map(str::to_owned),
+        },
         ready: pool.is_ready(),
+        ready_reason: pool.ready_reason().to_owned(),
         draining: pool.draining.load(Ordering::Relaxed),
         policy: pool.live.read().settings.policy.label().to_owned(),
         block_size: pool.config.size.tokens(),
@@ -48,7 +53,10 @@ fn worker_health(pool: &Pool, worker: &Worker) -> WorkerHealth {
     let status = worker.status();
     WorkerHealth {
         worker: worker.id.to_string(),
+        pod: None,
+        role: RoleName::Mixed.label().to_owned(),
         engine: status.engine.label().to_owned(),
+        engine_version: status.engine_version.as_deref().map(str::to_owned),
         ready: status.ready,
         reason: status.reason.label().to_owned(),
         reported_page_size: status.reported_page,

@@ -81,6 +81,8 @@ pub struct WorkerStatus {
     pub reason: ReadyReason,
     /// What it is, as far as known.
     pub engine: Engine,
+    /// Its version, as it says it.
+    pub engine_version: Option<Arc<str>>,
     /// Tokens per page, from its live endpoint.
     pub reported_page: Option<u32>,
     /// What it serves, as it said last.
@@ -197,6 +199,7 @@ impl Worker {
             ready: false,
             reason: ReadyReason::NotProbed,
             engine: configured_engine,
+            engine_version: None,
             reported_page: None,
             models: Vec::new(),
         };
@@ -267,6 +270,7 @@ mod tests {
             ready: reason == ReadyReason::Ok,
             reason,
             engine: Engine::Auto,
+            engine_version: None,
             reported_page: None,
             models: models.iter().map(model).collect(),
         }
