@@ -541,7 +541,9 @@ fn line_of(text: &str, field: &str) -> usize {
         };
         let Some(offset) = lines.get(at..).and_then(|rest| rest.iter().position(is_key)) else { break };
         at += offset;
-        if let Some(index) = index {
+        // In flow style the items stand behind the name.
+        let in_flow = lines[at].contains('[');
+        if let Some(index) = index.filter(|_| !in_flow) {
             let items =
                 lines.iter().enumerate().skip(at + 1).filter(|(_, line)| line.trim_start().starts_with('-'));
             at = items.map(|(number, _)| number).nth(index).unwrap_or(at);

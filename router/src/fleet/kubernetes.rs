@@ -292,7 +292,7 @@ fn problem(error: &FollowError, subject: Subject<'_>) -> Problem {
         _ => {
             let cause = crate::chain(error);
             let message = format!(
-                "The Kubernetes API server does not answer ({cause}); {kept}; check the API server and the network to it."
+                "The Kubernetes API server does not answer ({cause}); the workers and live settings known last stay in use, and changes go unseen; check the API server and the network to it."
             );
             (UNREACHABLE, message)
         }
