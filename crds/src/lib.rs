@@ -5,6 +5,7 @@
 //! the custom resources ([`pool`], [`router`]). This crate holds types, their
 //! defaults and their schemas; it reads no file and talks to nobody.
 
+pub mod conditions;
 pub mod config;
 pub mod health;
 pub mod pool;

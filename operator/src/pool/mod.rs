@@ -1,0 +1,7 @@
+//! InferencePool, in five stages.
+
+pub mod build;
+pub mod observe;
+pub mod rules;
+pub mod status;
+pub mod validate;
