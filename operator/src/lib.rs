@@ -8,13 +8,33 @@
 
 pub mod apply;
 pub mod config;
+pub mod controller;
+pub mod definitions;
+pub mod drift;
+pub mod events;
 pub mod facts;
 pub mod hysteresis;
 pub mod lease;
+pub mod ledger;
 pub mod metrics;
 pub mod poller;
 pub mod pool;
+pub mod probes;
 pub mod render;
+pub mod rollout;
 pub mod router;
+pub mod run;
+pub mod stores;
 pub mod verdict;
+pub mod watch;
 pub mod workload;
+pub mod yaml;
+
+/// Who we are to the API server: the owner of the fields that we apply.
+pub const FIELD_MANAGER: &str = "kvrouter-operator";
+
+/// An error and all its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

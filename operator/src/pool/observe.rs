@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use kvrouter_crds::InferencePool;
-use kvrouter_crds::pool::WorkloadRef;
+use kvrouter_crds::pool::{WorkloadKind, WorkloadRef};
 
-use crate::facts::RouterPod;
+use crate::facts::{RouterPod, matches};
+use crate::poller::Reports;
+use crate::rollout;
+use crate::stores::{Stores, controller, get, list};
 
 /// Everything that the pure stages of a pool may know besides its spec.
 #[derive(Clone, Debug)]
@@ -73,4 +78,62 @@ pub struct RouterSeen {
     pub name: String,
     /// Its pods, by name.
     pub pods: Vec<RouterPod>,
+}
+
+/// What the stores show around `pool`.
+pub fn observe(pool: &InferencePool, stores: &Stores, reports: &Reports, now: Timestamp) -> Observed {
+    let (namespace, name) = (pool.namespace().unwrap_or_default(), pool.name_any());
+    let selector = &pool.spec.selector.match_labels;
+    let routers = stores.routers_of(&namespace, &name);
+    Observed {
+        now,
+        pods: list(&stores.pods, &namespace, |pod| matches(selector, pod.metadata.labels.as_ref())),
+        workloads: pool.spec.workloads.iter().map(|it| workload(it, &namespace, stores)).collect(),
+        other_pools: list(&stores.pools, &namespace, |other| other.name_any() != name),
+        routers: routers
+            .iter()
+            .map(|router| RouterSeen {
+                name: router.name_any(),
+                pods: crate::router::observe::pods(&namespace, &router.name_any(), stores, reports),
+            })
+            .collect(),
+    }
+}
+
+fn workload(reference: &WorkloadRef, namespace: &str, stores: &Stores) -> WorkloadSeen {
+    let found = match reference.kind {
+        WorkloadKind::Deployment => {
+            get(&stores.deployments, namespace, &reference.name).map(|found| of_deployment(&found))
+        }
+        WorkloadKind::StatefulSet => {
+            get(&stores.stateful_sets, namespace, &reference.name).map(|found| of_stateful_set(&found))
+        }
+    };
+    WorkloadSeen { reference: reference.clone(), found }
+}
+
+fn of_deployment(found: &Deployment) -> WorkloadFacts {
+    let spec = found.spec.clone().unwrap_or_default();
+    WorkloadFacts {
+        uid: found.uid().unwrap_or_default(),
+        resource_version: found.resource_version().unwrap_or_default(),
+        controller: controller(&found.metadata).map(|owner| format!("{}/{}", owner.kind, owner.name)),
+        selector: spec.selector.match_labels.unwrap_or_default(),
+        template: spec.template,
+        paused: spec.paused == Some(true),
+        rollout: rollout::of_deployment(found),
+    }
+}
+
+fn of_stateful_set(found: &StatefulSet) -> WorkloadFacts {
+    let spec = found.spec.clone().unwrap_or_default();
+    WorkloadFacts {
+        uid: found.uid().unwrap_or_default(),
+        resource_version: found.resource_version().unwrap_or_default(),
+        controller: controller(&found.metadata).map(|owner| format!("{}/{}", owner.kind, owner.name)),
+        selector: spec.selector.match_labels.unwrap_or_default(),
+        template: spec.template,
+        paused: rollout::is_on_delete(found),
+        rollout: rollout::of_stateful_set(found),
+    }
 }
