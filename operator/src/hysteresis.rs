@@ -105,6 +105,12 @@ impl Memory {
     /// The condition to publish for what was seen.
     pub fn settle(&mut self, pass: &Pass<'_>, seen: &Seen) -> Condition {
         let published = find(pass.published, seen.type_);
+        if published.is_none() && seen.pace == Pace::AfterWindow && seen.finding.status == Status::False {
+            // Nobody was told anything yet: an alarm waits for the window here too.
+            self.remember(pass.now, seen.type_, Status::False);
+            let waiting = Finding::unknown(Reason::Pending, "It is being looked at; wait.");
+            return merge(None, seen.type_, &waiting, pass.generation, pass.now);
+        }
         let condition = |finding: &Finding| merge(published, seen.type_, finding, pass.generation, pass.now);
         let kept = published.filter(|published| !self.may_publish(pass, seen, published));
         match kept {
