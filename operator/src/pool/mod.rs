@@ -1,8 +1,12 @@
 //! InferencePool, in five stages.
 
+pub mod arguments;
 pub mod build;
+pub mod members;
 pub mod observe;
+pub mod parity;
 pub mod rules;
+pub mod seed;
 pub mod status;
 pub mod validate;
 

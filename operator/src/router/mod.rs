@@ -2,9 +2,12 @@
 
 pub mod build;
 pub mod config;
+pub mod hearing;
 pub mod observe;
 pub mod pod;
+pub mod settings;
 pub mod status;
+pub mod trouble;
 pub mod validate;
 
 use std::time::Duration;
@@ -31,9 +34,9 @@ pub async fn reconcile(router: &KvRouter, context: &Context) -> Result<Action, R
     let latest = Latest::of(router, &context.routers)?;
     let router = &latest.object;
     let flags = &context.config.children;
-    let taken = context.writer.still_taken(router, &latest.entry.taken).await.map_err(ReconcileError::Apply)?;
-    let mut observed =
-        observe::observe(router, &context.stores, &context.reports, taken, Timestamp::now());
+    let taken =
+        context.writer.still_taken(router, &latest.entry.taken).await.map_err(ReconcileError::Apply)?;
+    let mut observed = observe::observe(router, &context.stores, &context.reports, taken, Timestamp::now());
     let mut desired = validate::validate(router, &observed, flags).map(|valid| build::build(&valid, flags));
     let mut failure = apply(router, desired.as_ref().ok(), context).await;
     if let Some(ApplyError::NameTaken { names }) = &failure {
