@@ -24,7 +24,7 @@ def install(steps, upgrade=False):
     ]
     with steps.step("helm upgrade" if upgrade else "helm install"):
         run("helm", "upgrade", "--install", "kvrouter", os.path.join(ROOT, "charts", "kvrouter"), "-n", SYSTEM,
-            "--create-namespace", "--wait", "--timeout", "120s", *values, timeout=180)
+            "--create-namespace", "--wait", "--timeout", "60s", *values, timeout=90)
 
 
 def serve(steps, ns, engines_=None, pool_=None, router_=None):
