@@ -27,7 +27,7 @@ use crate::config::{Engine, EventTransport, PageSizePolicy, RoleName};
     plural = "kvinferencepools",
     singular = "kvinferencepool",
     shortname = "kvpool",
-    category = "kvrouter",
+    category = "inference",
     namespaced,
     derive = "PartialEq",
     status = "InferencePoolStatus",

@@ -25,7 +25,7 @@ use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, Se
     plural = "kvrouters",
     singular = "kvrouter",
     shortname = "kvr",
-    category = "kvrouter",
+    category = "inference",
     namespaced,
     derive = "PartialEq",
     status = "KvRouterStatus",
