@@ -162,7 +162,6 @@ impl Context {
         let mut again = recheck.into_iter().chain(retry_after).min();
         ledger.update(&(namespace.clone(), name.clone()), &object.uid().unwrap_or_default(), |entry| {
             entry.memory = told.memory;
-            entry.failures = 0;
             if let Published::Written(status) = &became {
                 entry.published = Some((status.clone(), Instant::now()));
             }
@@ -253,6 +252,10 @@ async fn drive<K>(
                 let result = reconcile(Arc::clone(&object), Arc::clone(&context)).await;
                 let label = result.as_ref().map_or_else(ReconcileError::reason, |_| "ok");
                 context.metrics.reconciled(&name, label, began.elapsed());
+                if result.is_ok() {
+                    let uid = object.uid().unwrap_or_default();
+                    ledger(&context).update(&key(&*object), &uid, |entry| entry.failures = 0);
+                }
                 result
             })
         }

@@ -21,6 +21,7 @@ use kvrouter_crds::conditions::WorkloadState;
 use kvrouter_crds::pool::{WorkloadKind, WorkloadRef, WorkloadStatus};
 
 use crate::apply::is_transient;
+use crate::ledger::Patched;
 use crate::metrics::Metrics;
 use crate::pool::build::WantedPatch;
 use crate::pool::observe::{Observed, Rollout, WorkloadFacts};
@@ -61,8 +62,8 @@ pub struct Plan {
 pub struct Outcome {
     /// Where each stands, in the order of the spec.
     pub records: Vec<WorkloadStatus>,
-    /// Uid and former version of the one that was changed.
-    pub patched: Option<(String, String)>,
+    /// Uid of the one that was changed, and what is remembered of it.
+    pub patched: Option<(String, Patched)>,
     /// When to look again; none if a change will tell.
     pub retry_after: Option<Duration>,
 }
@@ -87,7 +88,8 @@ impl Patcher {
                 tracing::info!(namespace, workload = what, "patched");
                 record.applied.clone_from(&patch.digest);
                 set(record, WorkloadState::RollingOut, &format!("{what} was changed and rolls out."));
-                outcome.patched = Some((patch.uid, patch.resource_version));
+                let patched = Patched { before: patch.resource_version, digest: patch.digest };
+                outcome.patched = Some((patch.uid, patched));
             }
             (Err(error), Some(record)) if is_transient(&error) => {
                 // Usually somebody was faster: the next look is at what they made of it.
@@ -111,7 +113,8 @@ impl Patcher {
 
     async fn patch(&self, namespace: &str, patch: &WantedPatch) -> Result<(), kube::Error> {
         let body = Patch::Strategic(patch.strategic_merge());
-        let params = PatchParams { field_manager: Some(crate::FIELD_MANAGER.to_owned()), ..Default::default() };
+        let params =
+            PatchParams { field_manager: Some(crate::FIELD_MANAGER.to_owned()), ..Default::default() };
         let name = &patch.reference.name;
         self.metrics.wrote("patch", patch.reference.kind.as_str());
         match patch.reference.kind {
@@ -141,14 +144,14 @@ pub fn keep(pool: &InferencePool, published: &[WorkloadStatus]) -> Vec<WorkloadS
 
 /// What to do about the named workloads. Pure.
 ///
-/// `published` are the records of the pool's status, `patched` the versions that
-/// this process has already patched, by uid.
+/// `published` are the records of the pool's status, `patched` what this process
+/// has patched, by uid.
 pub fn decide(
     valid: &ValidPool,
     observed: &Observed,
     wanted: &[WantedPatch],
     published: &[WorkloadStatus],
-    patched: &HashMap<String, String>,
+    patched: &HashMap<String, Patched>,
     permission: Permission,
 ) -> Plan {
     let mut plan = Plan::default();
@@ -161,7 +164,9 @@ pub fn decide(
         match (refused, patch, &seen.found) {
             (Some(refused), _, _) => set(&mut record, refused.state, &refused.message),
             (None, Some(patch), Some(facts)) => {
-                let is_stale = patched.get(&facts.uid) == Some(&facts.resource_version);
+                let ours = patched.get(&facts.uid);
+                record.applied = record.applied.or_else(|| ours?.digest.clone());
+                let is_stale = ours.is_some_and(|ours| ours.before == facts.resource_version);
                 let verdict = judge(patch, facts, &record, is_stale, permission, blocked.as_deref());
                 match verdict {
                     Verdict::Is(state, message) => set(&mut record, state, &message),
@@ -196,7 +201,7 @@ fn blocker(
     wanted: &[WantedPatch],
     observed: &Observed,
     published: &[WorkloadStatus],
-    patched: &HashMap<String, String>,
+    patched: &HashMap<String, Patched>,
 ) -> Option<String> {
     let is_busy = |patch: &&WantedPatch| {
         let seen = observed.workloads.iter().find(|seen| seen.reference == patch.reference);
@@ -204,7 +209,9 @@ fn blocker(
         let ours = record_of(published, &patch.reference).applied.is_some();
         match facts.rollout {
             // The store may not have heard of our last patch yet.
-            Rollout::Complete => patched.get(&facts.uid) == Some(&facts.resource_version),
+            Rollout::Complete => {
+                patched.get(&facts.uid).is_some_and(|ours| ours.before == facts.resource_version)
+            }
             // A paused one goes on when somebody wants it to, which may be never.
             Rollout::InProgress => !facts.paused,
             Rollout::DeadlineExceeded => ours,
@@ -249,7 +256,8 @@ fn judge(
             return Is(State::PatchingDisabled, message);
         }
         Permission::Paused => {
-            let message = format!("{what} lacks {}; remove kvrouter.dev/paused from the pool.", missing(patch));
+            let message =
+                format!("{what} lacks {}; remove kvrouter.dev/paused from the pool.", missing(patch));
             return Is(State::Paused, message);
         }
         Permission::Granted => {}
@@ -270,8 +278,10 @@ fn judge(
             Is(State::RollingOut, format!("{what} rolls out for another reason and is changed after that."))
         }
         (Rollout::DeadlineExceeded, _) => {
-            let message =
-                format!("{what} does not roll out; mend it, it lacks {} and is changed after that.", missing(patch));
+            let message = format!(
+                "{what} does not roll out; mend it, it lacks {} and is changed after that.",
+                missing(patch)
+            );
             Is(State::RollingOut, message)
         }
     }
@@ -343,7 +353,8 @@ mod tests {
         stale: bool,
     }
 
-    const FINE: Row = Row { lacks: false, rollout: Rollout::Complete, applied: None, paused: false, stale: false };
+    const FINE: Row =
+        Row { lacks: false, rollout: Rollout::Complete, applied: None, paused: false, stale: false };
     const BARE: Row = Row { lacks: true, ..FINE };
 
     fn reference(name: &str) -> WorkloadRef {
@@ -396,7 +407,8 @@ mod tests {
             record.applied = row.applied.map(str::to_owned);
             published.push(record);
             if row.stale {
-                patched.insert(name.to_owned(), "7".to_owned());
+                let ours = Patched { before: "7".into(), digest: Some("new".into()) };
+                patched.insert(name.to_owned(), ours);
             }
         }
         decide(&valid, &observed, &wanted, &published, &patched, permission)
@@ -432,7 +444,7 @@ mod tests {
         check("a failure stops the rest", &[failed, BARE], None, &["PatchFailed", "Waiting"]);
         let broken = Row { rollout: DeadlineExceeded, ..BARE };
         check("broken before us stops only itself", &[broken, BARE], Some("b"), &["RollingOut", "Waiting"]);
-        let stale = Row { applied: Some("new"), stale: true, ..BARE };
+        let stale = Row { stale: true, ..BARE };
         check("the store has not heard yet", &[stale, BARE], None, &["RollingOut", "Waiting"]);
         let halted = Row { paused: true, rollout: InProgress, ..BARE };
         check("halted half-way, the others go on", &[halted, BARE], Some("b"), &["Paused", "Waiting"]);
@@ -441,7 +453,12 @@ mod tests {
         check("undone, the others go on", &[reverted, BARE], Some("b"), &["PatchReverted", "Waiting"]);
         check("undone, and another spec", &[Row { applied: Some("old"), ..BARE }], Some("a"), &["Waiting"]);
         check("paused", &[Row { paused: true, ..BARE }], None, &["Paused"]);
-        check("paused, the others go on", &[Row { paused: true, ..BARE }, BARE], Some("b"), &["Paused", "Waiting"]);
+        check(
+            "paused, the others go on",
+            &[Row { paused: true, ..BARE }, BARE],
+            Some("b"),
+            &["Paused", "Waiting"],
+        );
         check("its own rollout first", &[Row { rollout: InProgress, ..BARE }], None, &["RollingOut"]);
     }
 
@@ -457,7 +474,12 @@ mod tests {
         let applied = |row: Row| plan(&[row], Permission::Granted).records[0].applied.clone();
         assert_eq!(applied(FINE), None, "we did nothing");
         assert_eq!(applied(Row { applied: Some("new"), ..FINE }).as_deref(), Some("new"), "kept");
-        assert_eq!(applied(Row { applied: Some("old"), ..FINE }).as_deref(), Some("new"), "the spec moved on");
+        assert_eq!(
+            applied(Row { applied: Some("old"), ..FINE }).as_deref(),
+            Some("new"),
+            "the spec moved on"
+        );
         assert_eq!(applied(Row { applied: Some("new"), ..BARE }).as_deref(), Some("new"), "undone");
+        assert_eq!(applied(Row { stale: true, ..FINE }).as_deref(), Some("new"), "the status was not written");
     }
 }

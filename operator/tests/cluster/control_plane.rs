@@ -16,6 +16,8 @@ use kube::{Client, Config};
 
 /// Who the operator is to the API server.
 pub(crate) const OPERATOR: &str = "system:serviceaccount:kvrouter-system:kvrouter-operator";
+/// The same, with rights in some namespaces only.
+pub(crate) const NAMESPACED: &str = "system:serviceaccount:kvrouter-system:namespaced";
 /// How long a control plane may take to come up on a busy machine.
 const START: Duration = Duration::from_secs(120);
 
@@ -89,6 +91,7 @@ impl ControlPlane {
         let plane = Self { folder, binaries, port, keeper: keeper.into() };
         plane.write_kubeconfig("admin", "admin-token");
         plane.write_kubeconfig("operator", "operator-token");
+        plane.write_kubeconfig("namespaced", "namespaced-token");
         plane.await_ready();
         plane.kubectl_ok(&["apply", "-f", &rights().to_string_lossy()], None);
         plane
@@ -97,7 +100,8 @@ impl ControlPlane {
     /// Installs the definitions as users do.
     pub(crate) fn install(&self) {
         let folder = manifest_folder().join("../crds/yaml");
-        self.kubectl_ok(&["apply", "--server-side", "-f", &folder.to_string_lossy()], None);
+        let apply = ["apply", "--server-side", "--force-conflicts", "-f", &folder.to_string_lossy()];
+        self.kubectl_ok(&apply, None);
         let names = ["crd/kvrouters.kvrouter.dev", "crd/kvinferencepools.kvrouter.dev"];
         self.kubectl_ok(&["wait", "--for=condition=Established", names[0], names[1]], None);
     }
@@ -200,7 +204,7 @@ pub(crate) fn manifest_folder() -> &'static Path {
 /// A user may do nothing but what its roles say; audit events say who wrote what.
 fn write_secrets(folder: &Path) {
     let tokens = format!(
-        "admin-token,admin,1,\"system:masters\"\noperator-token,{OPERATOR},2,\"system:serviceaccounts,system:authenticated\"\n"
+        "admin-token,admin,1,\"system:masters\"\noperator-token,{OPERATOR},2\nnamespaced-token,{NAMESPACED},3\n"
     );
     fs::write(folder.join("tokens.csv"), tokens).expect("tokens");
     let policy = serde_json::json!({
