@@ -171,7 +171,9 @@ mod tests {
         let ready = Condition {
             type_: "Ready".into(),
             status: "True".into(),
-            last_transition_time: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH),
+            last_transition_time: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                jiff::Timestamp::UNIX_EPOCH,
+            ),
             message: String::new(),
             observed_generation: None,
             reason: "Serving".into(),

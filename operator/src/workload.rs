@@ -480,6 +480,10 @@ mod tests {
             "the spec moved on"
         );
         assert_eq!(applied(Row { applied: Some("new"), ..BARE }).as_deref(), Some("new"), "undone");
-        assert_eq!(applied(Row { stale: true, ..FINE }).as_deref(), Some("new"), "the status was not written");
+        assert_eq!(
+            applied(Row { stale: true, ..FINE }).as_deref(),
+            Some("new"),
+            "the status was not written"
+        );
     }
 }
