@@ -46,6 +46,8 @@ pub struct Patched {
     /// Its version before. While the store shows this version, it has not heard
     /// of the patch.
     pub before: String,
+    /// When.
+    pub at: Timestamp,
     /// Digest of what the spec asked for, for the record: the status that holds
     /// it may have failed to be written.
     pub digest: Option<String>,

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
@@ -29,6 +30,11 @@ use crate::pool::validate::{ValidPool, title};
 
 /// When to try again what the API server refused for want of a right.
 pub const RETRY_REFUSED: Duration = Duration::from_mins(5);
+
+/// How long the rollout of a StatefulSet may take that was patched: unlike a
+/// Deployment it has no deadline of its own. Pods are replaced one by one, and
+/// each loads its model.
+const STATEFUL_SET_DEADLINE: SignedDuration = SignedDuration::from_mins(60);
 
 /// The hand that patches.
 #[derive(Clone)]
@@ -55,6 +61,8 @@ pub struct Plan {
     pub records: Vec<WorkloadStatus>,
     /// Position in `records` and patch of the one to be changed now.
     pub next: Option<(usize, WantedPatch)>,
+    /// When to look again; none if a change will tell.
+    pub retry_after: Option<Duration>,
 }
 
 /// What became of a plan.
@@ -76,9 +84,9 @@ impl Patcher {
 
     /// Carries out the plan: at most one patch.
     pub async fn carry_out(&self, namespace: &str, plan: Plan) -> Outcome {
-        let Plan { mut records, next } = plan;
+        let Plan { mut records, next, retry_after } = plan;
         let Some((position, patch)) = next else {
-            return Outcome { records, ..Outcome::default() };
+            return Outcome { records, retry_after, ..Outcome::default() };
         };
         let what = title(&patch.reference);
         let result = self.patch(namespace, &patch).await;
@@ -88,7 +96,8 @@ impl Patcher {
                 tracing::info!(namespace, workload = what, "patched");
                 record.applied.clone_from(&patch.digest);
                 set(record, WorkloadState::RollingOut, &format!("{what} was changed and rolls out."));
-                let patched = Patched { before: patch.resource_version, digest: patch.digest };
+                let at = Timestamp::now();
+                let patched = Patched { before: patch.resource_version, at, digest: patch.digest };
                 outcome.patched = Some((patch.uid, patched));
             }
             (Err(error), Some(record)) if is_transient(&error) => {
@@ -167,6 +176,12 @@ pub fn decide(
                 let ours = patched.get(&facts.uid);
                 record.applied = record.applied.or_else(|| ours?.digest.clone());
                 let is_stale = ours.is_some_and(|ours| ours.before == facts.resource_version);
+                let left = time_left(facts, patch, ours, observed.now);
+                plan.retry_after =
+                    plan.retry_after.into_iter().chain(left.filter(|left| !left.is_zero())).min();
+                let rollout =
+                    if left == Some(Duration::ZERO) { Rollout::DeadlineExceeded } else { facts.rollout };
+                let facts = &WorkloadFacts { rollout, ..facts.clone() };
                 let verdict = judge(patch, facts, &record, is_stale, permission, blocked.as_deref());
                 match verdict {
                     Verdict::Is(state, message) => set(&mut record, state, &message),
@@ -187,6 +202,21 @@ pub fn decide(
         plan.records.push(record);
     }
     plan
+}
+
+/// How long the rollout of a StatefulSet that we patched may still take; none for
+/// others, and for one that is complete.
+fn time_left(
+    facts: &WorkloadFacts,
+    patch: &WantedPatch,
+    ours: Option<&Patched>,
+    now: Timestamp,
+) -> Option<Duration> {
+    let is_awaited =
+        patch.reference.kind == WorkloadKind::StatefulSet && facts.rollout == Rollout::InProgress;
+    let since = ours.filter(|_| is_awaited)?.at;
+    // Nothing is left where the difference is below zero.
+    Some(Duration::try_from(STATEFUL_SET_DEADLINE - now.duration_since(since)).unwrap_or_default())
 }
 
 /// What is to be done about one workload.
@@ -407,7 +437,8 @@ mod tests {
             record.applied = row.applied.map(str::to_owned);
             published.push(record);
             if row.stale {
-                let ours = Patched { before: "7".into(), digest: Some("new".into()) };
+                let at = jiff::Timestamp::UNIX_EPOCH;
+                let ours = Patched { before: "7".into(), at, digest: Some("new".into()) };
                 patched.insert(name.to_owned(), ours);
             }
         }
@@ -467,6 +498,30 @@ mod tests {
         check_with("disabled", Permission::Disabled, &[BARE], None, &["PatchingDisabled"]);
         check_with("disabled and right", Permission::Disabled, &[FINE], None, &["AlreadyRight"]);
         check_with("a paused pool", Permission::Paused, &[BARE], None, &["Paused"]);
+    }
+
+    #[test]
+    fn a_stateful_set_has_a_deadline_too() {
+        let at = |seconds: i64| jiff::Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
+        let facts = |rollout| WorkloadFacts { rollout, ..WorkloadFacts::default() };
+        let ours = Patched { before: "7".into(), at: at(0), digest: None };
+        let mut patch = WantedPatch {
+            reference: reference("a"),
+            uid: "a".into(),
+            resource_version: "8".into(),
+            container: "engine".into(),
+            seed: None,
+            bridge: None,
+            digest: None,
+            outdated_bridge: None,
+        };
+        let rolling = facts(Rollout::InProgress);
+        assert_eq!(time_left(&rolling, &patch, Some(&ours), at(9)), None, "a Deployment has its own");
+        patch.reference.kind = WorkloadKind::StatefulSet;
+        assert_eq!(time_left(&rolling, &patch, Some(&ours), at(3_599)), Some(Duration::from_secs(1)));
+        assert_eq!(time_left(&rolling, &patch, Some(&ours), at(9_999)), Some(Duration::ZERO), "passed");
+        assert_eq!(time_left(&rolling, &patch, None, at(9_999)), None, "not ours");
+        assert_eq!(time_left(&facts(Rollout::Complete), &patch, Some(&ours), at(9_999)), None, "complete");
     }
 
     #[test]

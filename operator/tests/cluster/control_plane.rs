@@ -71,10 +71,6 @@ impl ControlPlane {
     }
 
     /// A fresh one, without our definitions.
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "a test harness waits in real time and reads where tools are"
-    )]
     pub(crate) fn start(name: &str) -> Self {
         let binaries = binaries();
         let folder = std::env::temp_dir().join(format!("kvrouter-{}-{name}", std::process::id()));
@@ -117,7 +113,6 @@ impl ControlPlane {
         writeln!(stdin, "{order}").expect("the keeper listens");
     }
 
-    #[allow(clippy::disallowed_methods, reason = "waits in real time")]
     pub(crate) fn await_ready(&self) {
         let began = Instant::now();
         while !self.kubectl(&["get", "--raw", "/readyz"], None).0 {
@@ -226,7 +221,6 @@ fn write_secrets(folder: &Path) {
 }
 
 /// Where etcd, kube-apiserver and kubectl are.
-#[allow(clippy::disallowed_methods, reason = "a test harness reads where tools are")]
 fn binaries() -> PathBuf {
     let named = std::env::var_os("KVROUTER_KUBE_BIN").map(PathBuf::from);
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);

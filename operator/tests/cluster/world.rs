@@ -126,7 +126,6 @@ impl World {
     }
 
     /// Waits until `wanted` finds something.
-    #[allow(clippy::disallowed_methods, reason = "waits in real time")]
     pub(crate) async fn until<T>(&self, what: &str, mut wanted: impl AsyncFnMut() -> Result<T, Value>) -> T {
         let began = Instant::now();
         loop {
@@ -304,7 +303,6 @@ impl Operator {
         get(&format!("127.0.0.1:{}", self.port), path).await
     }
 
-    #[allow(clippy::disallowed_methods, reason = "waits in real time")]
     pub(crate) async fn await_ready(&self) {
         let began = Instant::now();
         while self.page("/readyz").await.is_none_or(|(status, _)| status != 200) {
