@@ -83,6 +83,7 @@ fn check(why: &str, from: &str, to: &str, expected: &str) {
     assert!(errors.iter().any(|error| error.contains(expected)), "{why}: {errors:#?}");
 }
 
+// tidy: long, because it is one table.
 #[test]
 fn errors_name_file_document_and_field() {
     let pool = "f.yaml: document 1 (InferencePool qwen): ";

@@ -216,6 +216,7 @@ fn a_message_names_at_most_five_pods() {
     assert_eq!(message.matches("pod-").count(), NAMED);
 }
 
+// tidy: long, because it is one table.
 #[test]
 fn the_seed_is_judged_by_the_pods_that_run() {
     let type_ = ConditionType::HashSeedStable;

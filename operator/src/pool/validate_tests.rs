@@ -21,6 +21,7 @@ fn check_spec(why: &str, spec: Value, expected: &[(&str, &str)]) {
     }
 }
 
+// tidy: long, because it is one table.
 #[test]
 fn a_spec_must_make_sense() {
     let nats = |url: &str| json!({"kvEvents": {"nats": {"url": url}}});

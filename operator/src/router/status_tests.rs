@@ -168,12 +168,7 @@ fn before_anything_runs_every_type_is_pending_or_certain() {
     world.check("nobody there", ConditionType::RouterAvailable, ("Unknown", "Pending"), &[]);
     world.check("ready waits", ConditionType::Ready, ("Unknown", "Pending"), &[]);
     world.check("settings", ConditionType::ConfigApplied, ("False", "RolloutPending"), &["still to come"]);
-    world.check(
-        "events",
-        ConditionType::EventsConnected,
-        ("Unknown", "NoReplicas"),
-        &["Router chat"],
-    );
+    world.check("events", ConditionType::EventsConnected, ("Unknown", "NoReplicas"), &["Router chat"]);
 }
 
 #[test]
