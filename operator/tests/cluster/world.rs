@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams};
-use kube::{Client, ResourceExt};
+use kube::Client;
+use kube::api::{
+    Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::control_plane::{ControlPlane, free_port, manifest_folder};
+use crate::control_plane::{ControlPlane, free_port};
 
 /// How long anything may take that should happen soon.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
@@ -85,7 +87,12 @@ impl World {
     }
 
     #[track_caller]
-    pub(crate) fn create(&self, kind: &'static str, name: &str, fields: Value) -> impl Future<Output = DynamicObject> {
+    pub(crate) fn create(
+        &self,
+        kind: &'static str,
+        name: &str,
+        fields: Value,
+    ) -> impl Future<Output = DynamicObject> {
         let (api, object) = (self.api(kind), object(kind, name, fields));
         async move {
             let params = PostParams::default();
@@ -119,13 +126,14 @@ impl World {
     }
 
     /// Waits until `wanted` finds something.
-    #[allow(clippy::disallowed_methods, reason = "waits in real time")]
     pub(crate) async fn until<T>(&self, what: &str, mut wanted: impl AsyncFnMut() -> Result<T, Value>) -> T {
         let began = Instant::now();
         loop {
             match wanted().await {
                 Ok(found) => return found,
-                Err(seen) if SOON < began.elapsed() => panic!("not within {SOON:?}: {what}; last seen: {seen:#}"),
+                Err(seen) if SOON < began.elapsed() => {
+                    panic!("not within {SOON:?}: {what}; last seen: {seen:#}")
+                }
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
@@ -152,7 +160,14 @@ impl World {
     }
 
     /// Waits until the condition of the object is so. Returns its message.
-    pub(crate) async fn condition(&self, kind: &str, name: &str, type_: &str, status: &str, reason: &str) -> String {
+    pub(crate) async fn condition(
+        &self,
+        kind: &str,
+        name: &str,
+        type_: &str,
+        status: &str,
+        reason: &str,
+    ) -> String {
         let what = format!("{kind} {name}: {type_}={status} {reason}");
         let found = self
             .becomes(&what, kind, name, |object| {
@@ -205,9 +220,20 @@ impl World {
     }
 
     /// A pod that runs and is ready.
-    pub(crate) async fn pod(&self, name: &str, ip: IpAddr, labels: &[(&str, &str)], container: Value) -> Value {
+    pub(crate) async fn pod(
+        &self,
+        name: &str,
+        ip: IpAddr,
+        labels: &[(&str, &str)],
+        container: Value,
+    ) -> Value {
         let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
-        self.create("Pod", name, json!({"metadata": {"labels": labels}, "spec": {"containers": [container]}})).await;
+        self.create(
+            "Pod",
+            name,
+            json!({"metadata": {"labels": labels}, "spec": {"containers": [container]}}),
+        )
+        .await;
         self.make_ready(name, ip).await;
         self.get("Pod", name).await.expect("there")
     }
@@ -248,7 +274,12 @@ fn object(kind: &str, name: &str, fields: Value) -> DynamicObject {
 }
 
 impl Operator {
+    /// With the rights of a cluster-wide installation.
     pub(crate) fn start(plane: &ControlPlane, flags: &[&str]) -> Self {
+        Self::start_as("operator", plane, flags)
+    }
+
+    pub(crate) fn start_as(user: &str, plane: &ControlPlane, flags: &[&str]) -> Self {
         let port = free_port();
         let log = std::env::temp_dir().join(format!("kvrouter-{}-operator-{port}.log", std::process::id()));
         let file = File::create(&log).expect("a log");
@@ -257,7 +288,7 @@ impl Operator {
             .arg(format!("--listen=127.0.0.1:{port}"))
             .args(["--nats-url=nats://nats.kvrouter-system:4222", "--router-image=kv-router:test"])
             .args(flags)
-            .env("KUBECONFIG", plane.kubeconfig("operator"))
+            .env("KUBECONFIG", plane.kubeconfig(user))
             .env("HOSTNAME", format!("operator-{port}"))
             .env_remove("RUST_LOG")
             .stdout(Stdio::null())
@@ -272,7 +303,6 @@ impl Operator {
         get(&format!("127.0.0.1:{}", self.port), path).await
     }
 
-    #[allow(clippy::disallowed_methods, reason = "waits in real time")]
     pub(crate) async fn await_ready(&self) {
         let began = Instant::now();
         while self.page("/readyz").await.is_none_or(|(status, _)| status != 200) {
@@ -432,14 +462,4 @@ pub(crate) fn worker(pod: &Value, page_size: u32) -> Value {
 /// Name of an object.
 pub(crate) fn name_of(object: &Value) -> String {
     object["metadata"]["name"].as_str().unwrap_or_default().to_owned()
-}
-
-/// `manifest` of the repository's root.
-pub(crate) fn root() -> std::path::PathBuf {
-    manifest_folder().join("..")
-}
-
-/// Kept so that object names read well in messages.
-pub(crate) fn title(object: &DynamicObject) -> String {
-    object.name_any()
 }
