@@ -3,7 +3,7 @@
 //! The only module that reads flags and variables, and the only caller of
 //! `serde_yaml`. Flag beats variable beats file. Everything is checked before a
 //! port opens, and every complaint names file, line and field. What makes sense
-//! stands in [`checks`].
+//! stands in `checks`.
 
 mod checks;
 

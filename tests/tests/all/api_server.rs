@@ -49,8 +49,8 @@ struct State {
     log: Vec<Entry>,
     /// Watches send nothing more and do not end.
     silent: bool,
-    /// The resource that may not be read.
-    forbidden: Option<&'static str>,
+    /// The verb and resource that are refused.
+    forbidden: Option<(&'static str, &'static str)>,
     lists: BTreeMap<String, u64>,
 }
 
@@ -131,9 +131,9 @@ impl ApiServer {
         self.change(|state| state.silent = true);
     }
 
-    /// Refuses to list and watch `resource`, or nothing any more.
-    pub(crate) fn forbid(&self, resource: Option<&'static str>) {
-        self.change(|state| state.forbidden = resource);
+    /// Refuses a verb on a resource, or nothing any more.
+    pub(crate) fn forbid(&self, what: Option<(&'static str, &'static str)>) {
+        self.change(|state| state.forbidden = what);
     }
 
     /// Lists of `resource` so far.
@@ -202,7 +202,7 @@ fn answer(shared: &Arc<Shared>, request: &Request<Incoming>) -> Response<Body> {
         resource,
     };
     let verb = if text("watch") == "true" { "watch" } else { "list" };
-    if shared.state.lock().unwrap().forbidden.is_some_and(|forbidden| forbidden == query.resource) {
+    if shared.state.lock().unwrap().forbidden == Some((verb, query.resource.as_str())) {
         let message = format!(
             "{0} is forbidden: User \"system:serviceaccount:ai:kv-router\" cannot {verb} resource \"{0}\" in API group \"\" in the namespace \"ai\"",
             query.resource

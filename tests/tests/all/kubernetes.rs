@@ -282,7 +282,7 @@ async fn missing_rights_are_named() {
     let a = address();
     let _first = engine_at(&a, |_| {}).await;
     api.put("pods", pod("a", &a));
-    api.forbid(Some("pods"));
+    api.forbid(Some(("list", "pods")));
     let router = Router::start_cold(setup(&api, "")).await;
     let message = message(&router, "api_forbidden").await;
     let command = "kubectl create rolebinding kv-router --clusterrole=kvrouter-router --serviceaccount=ai:kv-router -n ai";
@@ -294,6 +294,27 @@ async fn missing_rights_are_named() {
     become_workers(&router, &[&format!("{a} ok")]).await;
     router.is_well().await;
     until("it is ready", async || (router.report().await["readyReason"] == "ok").then_some(())).await;
+}
+
+/// Lists that succeed do not hide that watches are refused, and are not repeated like mad for it.
+#[tokio::test]
+async fn a_refused_watch_is_named_and_stays_named() {
+    let api = ApiServer::start().await;
+    let a = address();
+    let _first = engine_at(&a, |_| {}).await;
+    api.put("pods", pod("a", &a));
+    api.forbid(Some(("watch", "pods")));
+    let router = Router::start(setup(&api, "")).await;
+    assert!(message(&router, "api_forbidden").await.contains("may not watch pods"));
+    become_workers(&router, &[&format!("{a} ok")]).await;
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(router.has_problem("api_forbidden", None).await, "whatever lists say");
+    }
+    let lists = api.lists("pods");
+    assert!(lists <= 8, "{lists} lists in some seconds");
+    api.forbid(None);
+    router.is_well().await;
 }
 
 /// A pod is of one role and one pool, and requests go to mixed ones.
