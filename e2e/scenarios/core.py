@@ -108,8 +108,8 @@ def b_engine_killed(steps, ns):
     victim = next(p for p in get("pods", None, ns, "app=qwen") if victim_address.startswith(f"{p['status']['podIP']}:"))
     name = victim["metadata"]["name"]
     with steps.step(f"kubectl delete pod {name}: no longer a candidate") as notes:
-        kubectl("delete", "pod", name, "-n", ns, "--grace-period=1", "--wait=false")
         known = time.monotonic()
+        kubectl("delete", "pod", name, "-n", ns, "--grace-period=1", "--wait=false")
         wait("the worker leaves the report", lambda: victim_address not in [w["worker"] for w in report(pod)["workers"] if w["ready"]], 10, 0.05)
         seconds = time.monotonic() - known
         expect(seconds < 1.5, f"it stayed a candidate for {seconds:.1f} s")

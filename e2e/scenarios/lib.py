@@ -321,8 +321,8 @@ class Load:
             return f"{type(error).__name__}: {error}"
         except Exception as error:  # http.client's own errors have no common base but Exception
             return f"{type(error).__name__}: {error}"
-        if not text.rstrip().endswith("data: [DONE]") or '"error"' in text:
-            return f"truncated after {len(text)} bytes: …{text[-120:]!r}"
+        if not text.rstrip().endswith("data: [DONE]") or '\ndata: {"error"' in text:
+            return f"truncated after {len(text)} bytes: …{text[-200:]!r}"
         return None
 
 
