@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::leases::{Account, Ledger, Prospect};
+use super::leases::{Account, Charge, Ledger, Prospect};
 use super::shadow::PolicySet;
 use super::*;
 use crate::blocks::NamespaceId;
@@ -39,6 +39,7 @@ fn candidate(number: usize, (hits, active, queued, context): (u64, u64, u64, u64
         load,
         shared_active: 0,
         images_seen: 0,
+        demand: Demand::default(),
     }
 }
 
@@ -64,6 +65,7 @@ fn request<'a>(blocks: &'a [BlockHash], id: &'a str) -> PickRequest<'a> {
         size,
         images: &[],
         session: None,
+        choices: 1,
     }
 }
 
@@ -154,7 +156,8 @@ fn agrees_with_an_unbeaten_candidate_in_every_small_world() {
 fn same_facts_in_any_order_give_the_same_pick() {
     let blocks: Arc<[BlockHash]> = ten_blocks().into();
     let settings = settings(PolicyKind::CachePlusLoad, 1.0);
-    let prospects = |order: &[usize]| -> Vec<Prospect> { order.iter().map(|n| prospect(*n)).collect() };
+    let prospects =
+        |order: &[usize]| -> Vec<Prospect<'static>> { order.iter().map(|n| prospect(*n)).collect() };
     let mut picks = Vec::new();
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
         let pick = Ledger::default()
@@ -172,10 +175,10 @@ fn same_facts_in_any_order_give_the_same_pick() {
     assert!(picks.iter().all(|pick| *pick == picks[0]), "{picks:?}");
 }
 
-fn prospect(number: usize) -> Prospect {
+fn prospect(number: usize) -> Prospect<'static> {
     Prospect {
         target: target(number),
-        account: Arc::new(Account::default()),
+        account: Box::leak(Box::new(Arc::new(Account::default()))),
         claimed: TierHits::default(),
         hits: TierHits::default(),
         usable: u64::MAX,
@@ -219,7 +222,7 @@ fn a_cold_prompt_prefers_the_idle_worker() {
 #[test]
 fn simultaneous_prompts_do_not_herd() {
     let ledger = Ledger::default();
-    let prospects: Vec<Prospect> = (0..8).map(prospect).collect();
+    let prospects: Vec<Prospect<'static>> = (0..8).map(prospect).collect();
     let settings = settings(PolicyKind::CachePlusLoad, 1.0);
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
@@ -276,7 +279,7 @@ fn round_robin_takes_turns_even_when_the_fleet_changes() {
 #[test]
 fn siblings_of_a_cold_prompt_share_it_and_then_the_fleet() {
     let ledger = Ledger::default();
-    let prospects: Vec<Prospect> = (0..2).map(prospect).collect();
+    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
     let blocks: Arc<[BlockHash]> = ten_blocks()[..4].into();
     let mut share = [0; 2];
     let mut leases = Vec::new();
@@ -350,7 +353,7 @@ fn a_picture_goes_where_it_was_seen_unless_that_costs_more() {
     let ledger = Ledger::default();
     let blocks: Arc<[BlockHash]> = Arc::from([]);
     let picture = [images::ImageKey(7)];
-    let prospects: Vec<Prospect> = (0..4).map(prospect).collect();
+    let prospects: Vec<Prospect<'static>> = (0..4).map(prospect).collect();
     let settings = settings(PolicyKind::KvAware, 1.0);
     let mut first = None;
     for id in ["a", "b", "c", "d"] {
@@ -375,8 +378,8 @@ fn a_session_follows_its_first_target_until_that_fails_leaves_or_is_full() {
     let mut settings = overloaded(1_000, 0.0);
     settings.sessions.mode = SessionMode::Both;
     let key = SessionKey { id: "s".into(), role: Role::Mixed };
-    let prospects: Vec<Prospect> = (0..2).map(prospect).collect();
-    let pick = |now: u64, prospects: &[Prospect]| {
+    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
+    let pick = |now: u64, prospects: &[Prospect<'static>]| {
         let request = PickRequest { session: Some(&key), ..request(&blocks, "r") };
         let pick = ledger
             .select_and_book(Tick(now), &settings, &request, NamespaceId(0), &blocks, prospects.to_vec())
@@ -392,19 +395,22 @@ fn a_session_follows_its_first_target_until_that_fails_leaves_or_is_full() {
     let (_, used, lease) = pick(2, &prospects);
     assert_eq!(used, SessionUse::New, "a failure ended the binding");
     drop(lease);
-    let alone: Vec<Prospect> =
+    let alone: Vec<Prospect<'static>> =
         prospects.iter().filter(|prospect| prospect.target != first).cloned().collect();
     let (_, used, lease) = pick(3, &alone);
     assert!(matches!(used, SessionUse::Replaced | SessionUse::Followed), "the target may have left");
     drop(lease);
     let (bound, _, lease) = pick(4, &prospects);
     let account = prospects.iter().find(|prospect| prospect.target == bound).expect("known");
-    let _queue = account.account.book(
-        NamespaceId(9),
-        &Arc::from([]),
-        request(&blocks, "q").size,
-        Tokens(1),
-        Tokens(990),
+    let _queue = ledger.charge(
+        account.account,
+        &Charge {
+            namespace: NamespaceId(9),
+            blocks: &Arc::from([]),
+            size: request(&blocks, "q").size,
+            prompt: Tokens(1),
+            uncached: Tokens(990),
+        },
     );
     let (moved, used, _lease) = pick(5, &prospects);
     assert_eq!((moved != bound, used), (true, SessionUse::Overloaded));
