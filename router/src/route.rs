@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
 use kvrouter_core::ids::{Role, Target, WorkerId};
+use kvrouter_core::index::Holdings;
 use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
 use kvrouter_core::policy::sessions::SessionKey;
@@ -59,6 +60,18 @@ pub struct Routed {
     pub lease: Lease,
     /// Where the receipt was filed.
     pub receipt: ReceiptNumber,
+    /// Whether the prompt has a block that the engine could keep.
+    has_blocks: bool,
+}
+
+impl Routed {
+    /// The worker answered in full.
+    pub fn prompt_finished(&self) {
+        let state = self.worker.targets.get(self.target.rank.0 as usize).filter(|_| self.has_blocks);
+        if let Some(state) = state {
+            state.trust.lock().prompt_finished();
+        }
+    }
 }
 
 impl Ask {
@@ -93,6 +106,7 @@ impl Ask {
             size: pool.config.size,
             images: &self.images,
             session: self.session.as_ref(),
+            choices: 1,
         }
     }
 
@@ -155,7 +169,8 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
         pool.remember(state, ask.namespace, &ask.blocks);
     }
-    Ok(Routed { worker, target: chosen.target.clone(), lease: pick.lease, receipt })
+    let (target, has_blocks) = (chosen.target.clone(), !ask.blocks.is_empty());
+    Ok(Routed { worker, target, lease: pick.lease, receipt, has_blocks })
 }
 
 /// Files the receipt of a request that was refused or abandoned before a pick:
@@ -181,7 +196,8 @@ pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
     let live = pool.live.read().clone();
     let settings = live.settings;
     let mut receipt = ask.receipt(pool, settings, 0);
-    let prospects = prospects(pool, ask, &live, &pool.fleet.workers(), &[]);
+    let workers = pool.fleet.workers();
+    let prospects = prospects(pool, ask, &live, &workers, &[]);
     let request = ask.pick_request(pool);
     match pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, prospects) {
         Ok((decision, candidates)) => {
@@ -217,34 +233,32 @@ fn count_shadows(pool: &Pool, receipt: &Receipt, chosen: &Candidate) {
 
 /// All ranks of all ready workers, with what their views and the routing
 /// history are worth for this request.
-fn prospects(
+fn prospects<'a>(
     pool: &Pool,
     ask: &Ask,
     live: &Live,
-    workers: &[Arc<Worker>],
+    workers: &'a [Arc<Worker>],
     excluded: &[WorkerId],
-) -> Vec<Prospect> {
-    let claims = pool.index.hits(ask.namespace, &ask.blocks);
+) -> Vec<Prospect<'a>> {
+    let held = Holdings::from(pool.index.hits(ask.namespace, &ask.blocks));
     let now = pool.clock.now();
-    let prospect = |state: &Arc<TargetState>| {
-        let found = claims.binary_search_by_key(&state.slot, |hit| hit.slot);
-        let claimed = found.map_or_else(|_| TierHits::default(), |at| claims[at].tiers());
-        let trust = state.trust.lock().verdict(now, live.freshness);
-        let paired = state.facts().paired;
+    let prospect = |state: &'a Arc<TargetState>| {
+        let claimed = held.of(state.slot);
+        let (trust, paired) = state.trust.read(now, live.freshness);
         let usable = |held| match ask.bypasses_cache {
             true => TierHits::default(),
             false => hits::usable(held, ask.prompt_tokens, pool.config.size, paired),
         };
         let (hits, evidence) = if trust.credited {
             (usable(claimed), Evidence::View)
-        } else if live.fallback == Fallback::History {
+        } else if live.fallback == Fallback::History && trust.leaves_room_for_history() {
             let sent = pool.history.lock().hits(now, state.slot, ask.namespace, &ask.blocks);
             (usable(TierHits { device: sent, ..TierHits::default() }), Evidence::History)
         } else {
             (TierHits::default(), Evidence::Nothing)
         };
         let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
-        let account = Arc::clone(&state.account);
+        let account = &state.account;
         let limit = hits::limit(ask.prompt_tokens, pool.config.size, paired);
         let usable = if ask.bypasses_cache { 0 } else { limit };
         Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }

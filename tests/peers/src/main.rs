@@ -22,6 +22,8 @@ mod ours;
 mod shapes;
 mod table;
 mod theirs;
+#[cfg(not(feature = "decision"))]
+mod wire;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -346,6 +346,12 @@ impl Ledger {
         self.book(&mut self.desk.lock(), account, charge)
     }
 
+    /// Places that accounts have, those of accounts that are gone included.
+    #[cfg(test)]
+    pub(super) fn seats(&self) -> usize {
+        self.desk.lock().accounts.len()
+    }
+
     /// Sessions that are bound.
     pub fn sessions(&self) -> usize {
         self.sessions.lock().len()

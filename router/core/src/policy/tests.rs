@@ -430,3 +430,171 @@ fn shadows_see_the_same_facts_and_book_nothing() {
     let other = target(1);
     assert_eq!(picks, [(PolicyKind::LeastLoad, &other, -8), (PolicyKind::RoundRobin, &other, -8)]);
 }
+
+fn demanding(mode: DemandMode, request_weight: f64) -> Settings {
+    let decode_demand = DecodeDemand { mode, request_weight };
+    Settings { decode_demand, ..settings(PolicyKind::CachePlusLoad, 1.0) }
+}
+
+/// Candidates with (tokens, requests, active blocks) held for decoding.
+fn holding(facts: &[(u64, u64, u64)]) -> Vec<Candidate> {
+    let one = |(number, (tokens, requests, active)): (usize, &(u64, u64, u64))| Candidate {
+        demand: Demand { tokens: Tokens(*tokens), requests: *requests },
+        ..candidate(number, (0, *active, 0, 0))
+    };
+    facts.iter().enumerate().map(one).collect()
+}
+
+fn decode_request<'a>(blocks: &'a [BlockHash], choices: u32) -> PickRequest<'a> {
+    PickRequest { role: Role::Decode, choices, ..request(blocks, "d") }
+}
+
+#[track_caller]
+fn check_demand(why: &str, weight: f64, choices: u32, facts: &[(u64, u64, u64)], expected: (usize, u64)) {
+    let blocks = ten_blocks();
+    let (request, candidates) = (decode_request(&blocks, choices), holding(facts));
+    let decision =
+        decide(&demanding(DemandMode::Enabled, weight), &request, &candidates, None).expect("some");
+    let demand = decision.demand.expect("it is asked");
+    assert_eq!((decision.chosen, demand.projected.0), expected, "{why}");
+}
+
+#[test]
+fn decode_picks_follow_the_input_that_targets_hold() {
+    // A prompt of ten blocks has 161 tokens.
+    check_demand("least input", 0.0, 1, &[(500, 1, 0), (400, 9, 0)], (1, 561));
+    check_demand("requests weigh too", 50.0, 1, &[(500, 1, 0), (400, 9, 0)], (0, 661));
+    check_demand("every choice counts its prompt", 0.0, 3, &[(0, 0, 0)], (0, 483));
+    check_demand("no choices is one", 0.0, 0, &[(0, 0, 0)], (0, 161));
+    check_demand("equals: fewer active blocks", 0.0, 1, &[(9, 1, 5), (9, 1, 4)], (1, 170));
+    check_demand("then the first", 0.0, 1, &[(9, 1, 4), (9, 1, 4), (9, 1, 4)], (0, 170));
+}
+
+/// The oracle says it the other way round: no other candidate is better in the
+/// order of (demand, active blocks, place).
+#[test]
+fn demand_agrees_with_an_unbeaten_candidate_in_every_small_world() {
+    let values = [(0, 0, 0), (0, 1, 2), (100, 0, 1), (100, 2, 0), (150, 1, 1)];
+    let blocks = ten_blocks();
+    for (world, weight) in (0..values.len().pow(3)).flat_map(|world| [(world, 0.0), (world, 50.0)]) {
+        let facts = [world % 5, world / 5 % 5, world / 25].map(|at| values[at]);
+        let settings = demanding(DemandMode::Enabled, weight);
+        let decision = decide(&settings, &decode_request(&blocks, 1), &holding(&facts), None).expect("three");
+        let key = |at: usize| {
+            let (tokens, requests, active) = facts[at];
+            (tokens + weight as u64 * requests, active, at)
+        };
+        assert!((0..3).all(|other| key(decision.chosen) <= key(other)), "{facts:?} at {weight}");
+    }
+}
+
+#[test]
+fn shadow_demand_is_told_and_not_followed_and_other_picks_do_not_ask() {
+    let blocks = ten_blocks();
+    // The policy likes the second one, which holds less context.
+    let mut two = holding(&[(0, 0, 1), (900, 3, 0)]);
+    two[0].load.context = Tokens(90_000);
+    let decode = decode_request(&blocks, 1);
+    let original = decide(&demanding(DemandMode::Disabled, 0.0), &decode, &two, None).expect("two");
+    assert_eq!((original.chosen, original.demand), (1, None));
+    let shadow = decide(&demanding(DemandMode::Shadow, 0.0), &decode, &two, None).expect("two");
+    let judged = shadow.demand.expect("it is asked");
+    assert_eq!((shadow.chosen, judged.suggested, judged.original), (1, 0, 1));
+    let enabled = decide(&demanding(DemandMode::Enabled, 0.0), &decode, &two, None).expect("two");
+    assert_eq!(enabled.chosen, 0);
+    for role in [Role::Prefill, Role::Mixed] {
+        let other = PickRequest { role, ..decode.clone() };
+        let decision = decide(&demanding(DemandMode::Enabled, 0.0), &other, &two, None).expect("two");
+        assert_eq!((decision.chosen, decision.demand), (1, None), "{role:?}");
+    }
+    let rule = Settings { policy: PolicyKind::RoundRobin, ..demanding(DemandMode::Enabled, 0.0) };
+    assert_eq!(decide(&rule, &decode, &two, None).expect("two").demand, None, "only on a cost policy");
+}
+
+#[test]
+fn demand_is_booked_until_the_lease_ends_and_not_at_all_when_disabled() {
+    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
+    let blocks: Arc<[BlockHash]> = ten_blocks().into();
+    let ledger = Ledger::default();
+    let pick = |mode| {
+        let request = decode_request(&blocks, 2);
+        let settings = demanding(mode, 0.0);
+        ledger
+            .select_and_book(Tick(0), &settings, &request, NamespaceId(0), &blocks, prospects.clone())
+            .expect("two")
+    };
+    let held = |pick: &leases::Pick| {
+        let all = pick.candidates.iter().map(|candidate| candidate.demand.tokens.0);
+        all.collect::<Vec<_>>()
+    };
+    for mode in [DemandMode::Shadow, DemandMode::Enabled] {
+        let mut first = pick(mode);
+        first.lease.first_byte(Tick(1), None);
+        let second = pick(mode);
+        let mut seen = held(&second);
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 322], "decoding holds its input beyond the first byte, under {mode:?}");
+        drop((first, second));
+        assert_eq!(held(&pick(mode)), [0, 0], "and not beyond the lease");
+    }
+    let first = pick(DemandMode::Disabled);
+    assert_eq!(held(&pick(DemandMode::Enabled)), [0, 0], "disabled, nothing is counted");
+    drop(first);
+}
+
+/// Another router's bookings and an engine's own word count until they are old.
+#[test]
+fn load_from_outside_repels_while_it_is_fresh() {
+    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
+    let settings = settings(PolicyKind::CachePlusLoad, 1.0);
+    let blocks: Arc<[BlockHash]> = Arc::from([]);
+    let ledger = Ledger::default();
+    let chosen = |now: u64, id: &str| {
+        let pick = ledger
+            .select_and_book(
+                Tick(now),
+                &settings,
+                &request(&blocks, id),
+                NamespaceId(0),
+                &blocks,
+                prospects.clone(),
+            )
+            .expect("two");
+        (pick.decision.chosen, pick.candidates.iter().map(|one| one.load.queued.0).collect::<Vec<_>>())
+    };
+    let free = chosen(0, "r").0;
+    let load = Load { active_blocks: 9, queued: Tokens(1_000), context: Tokens(1_000), requests: 1 };
+    prospects[free].account.replica_booked(Tick(0), outside::ReplicaId(7), load);
+    let (other, queued) = chosen(3_000, "r");
+    assert_eq!((other, queued[free]), (1 - free, 1_000), "it is busy with another router's work");
+    assert_eq!(chosen(3_001, "r"), (free, vec![0, 0]), "that has not been renewed");
+    let engine = outside::EngineLoad { waiting: 4, running: 0, used: None };
+    prospects[free].account.engine_reported(Tick(5_000), engine);
+    assert_eq!(chosen(5_000, "r").0, 1 - free, "its engine has four more than anybody booked");
+    assert_eq!(prospects[free].account.load(), Load::default(), "what it tells others is its own only");
+}
+
+/// An account's place is handed on when the account is gone, and with it goes
+/// what was predicted.
+#[test]
+fn seats_do_not_grow_with_the_churn_of_workers() {
+    let (ledger, blocks) = (Ledger::default(), Arc::<[BlockHash]>::from(ten_blocks()));
+    let settings = settings(PolicyKind::CachePlusLoad, 1.0);
+    for number in 0..200 {
+        let account = Arc::new(Account::default());
+        let prospect = Prospect { account: &account, ..prospect(number) };
+        let pick = ledger.select_and_book(
+            Tick(0),
+            &settings,
+            &request(&blocks, "r"),
+            NamespaceId(0),
+            &blocks,
+            [prospect],
+        );
+        let mut pick = pick.expect("one");
+        assert_eq!(pick.candidates[0].predicted, 0, "worker {number} is new");
+        // Its prefill is done and unconfirmed when the worker leaves.
+        pick.lease.first_byte(Tick(0), None);
+    }
+    assert!(ledger.seats() <= 8, "{} seats for one worker at a time", ledger.seats());
+}
