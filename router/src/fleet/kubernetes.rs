@@ -117,8 +117,7 @@ pub async fn follow_pods(
             if known {
                 let foreign = Arc::clone(&pool.live.read().foreign_selectors);
                 let Some(rules) = Rules::of(&pool.config.file, &foreign) else { return };
-                let facts: Vec<PodFacts> = pods.values().cloned().collect();
-                super::take(&pool, &upstream, &members(&facts, &rules));
+                super::take(&pool, &upstream, &members(pods.values(), &rules));
             }
         }
     };

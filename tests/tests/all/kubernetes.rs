@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::api_server::ApiServer;
 use crate::harness::{MODEL, Router, Setup, engine, long, received, until};
+use crate::nats::{Bridge, Broker};
 
 /// How soon a router must follow what the API server tells.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -193,6 +194,35 @@ async fn a_readiness_blip_keeps_the_view() {
     let took = become_workers(&router, &[]).await;
     assert!(took < AT_ONCE, "it left after {took:?}");
     assert!(message(&router, "no_workers").await.contains("kubectl get pods -n ai -l app=qwen"));
+}
+
+/// Another life of a pod is followed anew over NATS: its bridge's next number continues nothing.
+#[tokio::test]
+async fn a_successor_is_followed_anew_over_nats() {
+    let (api, broker) = (ApiServer::start().await, Broker::start().await);
+    let a = address();
+    let engine = engine_at(&a, |_| {}).await;
+    let _bridge = Bridge::start(&engine, &broker.url());
+    api.put("pods", pod("a", &a));
+    let events = format!("{{transport: NATS, nats: {{url: \"{}\"}}}}", broker.url());
+    let router = Router::start(Setup { events, ..setup(&api, "") }).await;
+    become_workers(&router, &[&format!("{a} ok")]).await;
+    router.chat(&long(1), 2).await;
+    let held = router.agrees_with(&engine).await;
+    api.edit("pods", "a", |pod| pod["metadata"]["uid"] = json!("another"));
+    until("another life is another worker", async || {
+        (router.metric("kvrouter_fleet_changes_total", "left").await == 1.0).then_some(())
+    })
+    .await;
+    assert_eq!(router.agrees_with(&engine).await, held);
+    assert_eq!(router.metric("kvrouter_view_resyncs_total", "joined").await, 2.0);
+    api.delete("pods", "a");
+    become_workers(&router, &[]).await;
+    until("the slot is free", async || {
+        (router.metric("kvrouter_pool", "index_slots").await == 0.0).then_some(())
+    })
+    .await;
+    assert_eq!(router.metric("kvrouter_pool", "index_blocks").await, 0.0);
 }
 
 /// A watch that is open and says nothing is put right by the next list.
