@@ -136,7 +136,9 @@ fn differences(payload: &[u8]) -> Vec<&'static str> {
                 {
                     Some("pairs: they keep one token more")
                 }
-                (Meaning::Stored { tokens: a, .. }, Meaning::Stored { tokens: b, .. }) if a != b => Some("tokens")
+                (Meaning::Stored { tokens: a, .. }, Meaning::Stored { tokens: b, .. }) if a != b => {
+                    Some("tokens")
+                }
                 (Meaning::Stored { tier: a, .. }, Meaning::Stored { tier: b, .. }) if a != b => Some("tier"),
                 (Meaning::Removed { tier: a, .. }, Meaning::Removed { tier: b, .. }) if a != b => {
                     Some("tier")
