@@ -20,7 +20,7 @@ use kvrouter_core::units::Tier;
 /// * EAGLE stores come as pairs of neighbouring tokens. We keep the first of each,
 ///   a whole number of pages; the peer appends the second one of the last pair.
 const DIFFERENCES: &[(&str, usize)] =
-    &[(BYTES, 12), ("a batch that is a map: they refuse it", 1), ("pairs: they keep one token more", 7)];
+    &[("a batch that is a map: they refuse it", 1), (BYTES, 12), ("pairs: they keep one token more", 7)];
 const BYTES: &str = "a batch with hashes of bytes: they refuse it";
 
 /// What one event says, in words that both sides have.
