@@ -55,9 +55,15 @@ bench: ## Runs the benchmarks.
 	cargo bench --workspace
 
 .PHONY: peers
-peers: ## Compares the index with dynamo-kv-router in one run: a table of ratios, and out/peers/*.json.
+peers: ## Compares index and decisions with dynamo-kv-router: two tables of ratios, and out/peers/*.json.
 	cargo test --release --manifest-path tests/peers/Cargo.toml --locked
-	cargo run --release --manifest-path tests/peers/Cargo.toml --locked
+	@# Both tables are printed, whatever the first one says.
+	cargo run --release --manifest-path tests/peers/Cargo.toml --locked; index=$$?; \
+	cargo run --release --manifest-path tests/peers/Cargo.toml --locked --features decision && exit $$index
+
+.PHONY: fuzz
+fuzz: ## Damages recorded engine events a million times (CASES=N) and reads them.
+	KVROUTER_FUZZ_CASES=$(or $(CASES),1000000) cargo test --release -p kvrouter-core --lib fuzz_tests
 
 .PHONY: replay
 replay: ## Replays TRACE (default: the lab trace) under all policies. ARGS='--workers 16 --plot out.svg'.

@@ -87,6 +87,9 @@ pub struct RouterConfig {
     /// What a picture costs that the target has not seen, in blocks of prefill.
     #[serde(default = "default_image_weight")]
     pub image_weight: f64,
+    /// What a held block is worth, by the tier that it is in.
+    #[serde(default)]
+    pub tier_credits: TierCredits,
     /// Which picks follow their session.
     #[serde(default)]
     pub session_affinity: SessionAffinity,
@@ -126,6 +129,9 @@ pub struct LiveSettings {
     /// What a picture costs that the target has not seen, in blocks of prefill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_weight: Option<f64>,
+    /// What a held block is worth, by the tier that it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier_credits: Option<TierCredits>,
     /// Which picks follow their session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_affinity: Option<SessionAffinity>,
@@ -165,6 +171,28 @@ pub struct Overload {
     pub cold_reserve: f64,
 }
 
+/// What a held block is worth, by the tier that it is in: 1 for one that need
+/// not be computed at all, 0 for one that helps nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TierCredits {
+    /// In the accelerator's memory.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub device: f64,
+    /// In the host's memory.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub host: f64,
+    /// In anything slower.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub disk: f64,
+}
+
+impl Default for TierCredits {
+    fn default() -> Self {
+        Self { device: 1.0, host: 0.75, disk: 0.25 }
+    }
+}
+
 /// Which picks follow their session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -172,7 +200,7 @@ pub struct SessionAffinity {
     /// Which ones.
     pub mode: SessionMode,
     /// How long an idle session stays bound.
-    #[schemars(range(min = 1, max = 86_400))]
+    #[schemars(range(min = 1, max = 604_800))]
     pub ttl_seconds: u64,
 }
 

@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch};
+use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch, TierCredits};
 
 /// The routers in front of one pool.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -88,6 +88,9 @@ pub struct KvRouterSpec {
     #[serde(default = "default_image_weight")]
     #[schemars(range(min = 0.0, max = 100_000.0))]
     pub image_weight: f64,
+    /// What a held block is worth, by the tier that it is in.
+    #[serde(default)]
+    pub tier_credits: TierCredits,
     /// Policies that are evaluated beside the real one, for comparison.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]

@@ -18,6 +18,7 @@ use kvrouter_core::policy::sessions::SessionMode;
 use kvrouter_core::policy::shadow::PolicySet;
 use kvrouter_core::policy::{
     ImageWeight, LoadWeights, OverlapWeights, Overload, PolicyKind, SessionSettings, Settings, Switch,
+    TierCredit,
 };
 use kvrouter_core::trust::Freshness;
 use kvrouter_core::units::{BlockSize, Millis, Tokens};
@@ -326,6 +327,7 @@ impl Live {
             in_flight_credit: Some(file.in_flight_credit),
             overload: Some(file.overload),
             image_weight: Some(file.image_weight),
+            tier_credits: Some(file.tier_credits),
             session_affinity: Some(file.session_affinity),
             shadow_policies: Some(file.shadow_policies.clone()),
             page_size_policy: Some(file.page_size_policy),
@@ -380,6 +382,9 @@ impl Live {
         }
         if let Some(weight) = live.image_weight {
             settings.image_weight = ImageWeight(weight);
+        }
+        if let Some(file::TierCredits { device, host, disk }) = live.tier_credits {
+            settings.tiers = TierCredit { device, host, disk };
         }
         if let Some(affinity) = live.session_affinity {
             let time_to_live = Millis::from_secs(affinity.ttl_seconds);

@@ -87,6 +87,9 @@ fn bad_files_are_refused_by_line_and_field() {
             "sessionAffinity: {mode: Both, ttlSeconds: 0}\n",
             "14: sessionAffinity.ttlSeconds",
         ),
+        ("a tier above 1", "tierCredits: {host: 1.5}\n", "14: tierCredits.host: is 1.5; must be 0 to 1"),
+        ("a tier that is no number", "tierCredits: {disk: .nan}\n", "14: tierCredits.disk: is NaN"),
+        ("a slow tier worth more", "tierCredits: {host: 0.2}\n", "14: tierCredits.disk: is 0.25, more than"),
         ("an unknown shadow", "shadowPolicies: [Best]\n", "14: shadowPolicies[0]: unknown variant"),
         ("a boolean", "inFlightCredit: off\n", "14: inFlightCredit: "),
         ("short budget", "freshness: {budgetSeconds: 1}\n", "14: freshness.budgetSeconds: must be"),
@@ -232,6 +235,19 @@ fn live_settings_change_only_what_they_name() {
 
 /// The file's defaults and the core's are written down in two crates, which must not know each
 /// other; a file that says nothing must mean the core's.
+#[test]
+fn tier_credits_come_from_the_file_and_change_while_running() {
+    let text = GOOD.to_owned() + "tierCredits: {host: 0.5, disk: 0}\n";
+    let config = load(&text, &[]).expect("good");
+    assert_eq!(config.live.settings.tiers, TierCredit { device: 1.0, host: 0.5, disk: 0.0 });
+    let live = LiveSettings {
+        tier_credits: Some(file::TierCredits { host: 0.9, ..file::TierCredits::default() }),
+        ..LiveSettings::default()
+    };
+    let tiers = config.base.with(&live).settings.tiers;
+    assert_eq!(tiers, TierCredit { device: 1.0, host: 0.9, disk: 0.25 });
+}
+
 #[test]
 fn a_file_that_names_no_setting_means_the_cores_defaults() {
     let config = load(GOOD, &[]).expect("good");

@@ -237,6 +237,9 @@ impl Pool {
                 let mut trust = target.trust.lock();
                 trust.set_domain_mismatch(false);
                 trust.synced(now, epoch, seq, status);
+                if tell_of_blocks(&deltas) {
+                    trust.stores_seen();
+                }
                 target.note(status, page);
             }
             Change::Continued { epoch, seq, deltas, status, page } => {
@@ -244,7 +247,12 @@ impl Pool {
                 if !deltas.is_empty() {
                     target.account.events_arrived();
                 }
-                target.trust.lock().heard(now, epoch, seq, status);
+                let mut trust = target.trust.lock();
+                trust.heard(now, epoch, seq, status);
+                if tell_of_blocks(&deltas) {
+                    trust.stores_seen();
+                }
+                drop(trust);
                 target.note(status, page);
             }
             Change::Gap => target.trust.lock().gap(),
@@ -254,6 +262,11 @@ impl Pool {
             }
         }
     }
+}
+
+/// Whether any of `deltas` says that blocks are held.
+fn tell_of_blocks(deltas: &[Delta]) -> bool {
+    deltas.iter().any(|delta| matches!(delta, Delta::Stored { .. }))
 }
 
 /// A tokenizer that cannot be loaded does not stop the router: it routes by

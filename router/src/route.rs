@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
 use kvrouter_core::ids::{Role, Target, WorkerId};
-use kvrouter_core::index::Hit;
+use kvrouter_core::index::Holdings;
 use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
 use kvrouter_core::policy::sessions::SessionKey;
@@ -76,6 +76,18 @@ pub struct Routed {
     pub lease: Lease,
     /// Where the receipt was filed.
     pub receipt: ReceiptNumber,
+    /// Whether the prompt has a block that the engine could keep.
+    has_blocks: bool,
+}
+
+impl Routed {
+    /// The worker answered in full.
+    pub fn prompt_finished(&self) {
+        let state = self.worker.targets.get(self.target.rank.0 as usize).filter(|_| self.has_blocks);
+        if let Some(state) = state {
+            state.trust.lock().prompt_finished();
+        }
+    }
 }
 
 impl Ask {
@@ -111,6 +123,7 @@ impl Ask {
             size: pool.config.size,
             images: &self.images,
             session: self.session.as_ref(),
+            choices: 1,
         }
     }
 
@@ -194,7 +207,8 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
         pool.remember(state, ask.namespace, &ask.blocks);
     }
-    Ok(Routed { worker, target: chosen.target.clone(), lease: pick.lease, receipt })
+    let (target, has_blocks) = (chosen.target.clone(), !ask.blocks.is_empty());
+    Ok(Routed { worker, target, lease: pick.lease, receipt, has_blocks })
 }
 
 /// Files the receipt of a request that was refused or abandoned before a pick:
@@ -219,7 +233,8 @@ pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &
 pub fn explain(pool: &Pool, ask: &Ask) -> Record {
     let live = pool.live.read().clone();
     let settings = live.settings;
-    let (prospects, elsewhere) = prospects(pool, ask, &live, &pool.fleet.workers(), &[]);
+    let workers = pool.fleet.workers();
+    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, &[]);
     let turn = pool.ledger.turn();
     let mut draft = ask.draft(pool, &settings, 0);
     (draft.elsewhere, draft.turn) = (&elsewhere, turn.as_ref());
@@ -260,44 +275,40 @@ fn count_shadows(pool: &Pool, shadows: &[Shadow], chosen: &Candidate) {
 /// All ranks of all ready workers, with what their views and the routing
 /// history are worth for this request; and which of them hold more of it for
 /// another namespace, sorted.
-fn prospects(
+fn prospects<'a>(
     pool: &Pool,
     ask: &Ask,
     live: &Live,
-    workers: &[Arc<Worker>],
+    workers: &'a [Arc<Worker>],
     excluded: &[WorkerId],
-) -> (Vec<Prospect>, Vec<(Target, u64)>) {
+) -> (Vec<Prospect<'a>>, Vec<(Target, u64)>) {
     let other = ask.beginning.as_ref().and_then(|beginning| beginning.other.as_ref());
     let others = other.map_or_else(Vec::new, |(namespace, blocks)| pool.index.hits(*namespace, blocks));
+    let others = Holdings::from(others);
     let mut elsewhere = Vec::new();
-    let claims = pool.index.hits(ask.namespace, &ask.blocks);
+    let held = Holdings::from(pool.index.hits(ask.namespace, &ask.blocks));
     let now = pool.clock.now();
-    let held = |hits: &[Hit], slot| {
-        let found = hits.binary_search_by_key(&slot, |hit| hit.slot);
-        found.map_or_else(|_| TierHits::default(), |at| hits[at].tiers())
-    };
-    let prospect = |state: &Arc<TargetState>| {
-        let claimed = held(&claims, state.slot);
-        let for_others = held(&others, state.slot).total();
+    let prospect = |state: &'a Arc<TargetState>| {
+        let claimed = held.of(state.slot);
+        let for_others = others.of(state.slot).total();
         if for_others > claimed.total() {
             elsewhere.push((state.target.clone(), for_others));
         }
-        let trust = state.trust.lock().verdict(now, live.freshness);
-        let paired = state.facts().paired;
+        let (trust, paired) = state.trust.read(now, live.freshness);
         let usable = |held| match ask.bypasses_cache {
             true => TierHits::default(),
             false => hits::usable(held, ask.prompt_tokens, pool.config.size, paired),
         };
         let (hits, evidence) = if trust.credited {
             (usable(claimed), Evidence::View)
-        } else if live.fallback == Fallback::History {
+        } else if live.fallback == Fallback::History && trust.leaves_room_for_history() {
             let sent = pool.history.lock().hits(now, state.slot, ask.namespace, &ask.blocks);
             (usable(TierHits { device: sent, ..TierHits::default() }), Evidence::History)
         } else {
             (TierHits::default(), Evidence::Nothing)
         };
         let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
-        let account = Arc::clone(&state.account);
+        let account = &state.account;
         let limit = hits::limit(ask.prompt_tokens, pool.config.size, paired);
         let usable = if ask.bypasses_cache { 0 } else { limit };
         Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }

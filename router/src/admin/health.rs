@@ -138,7 +138,7 @@ impl Severity {
         match state {
             State::Mismatched => Self::Mismatched,
             State::Cold | State::Syncing | State::Unsound => Self::Unsound,
-            State::Incomplete | State::Unsequenced | State::Exact => Self::Incomplete,
+            State::Incomplete | State::Unsequenced | State::Exact | State::NoCache => Self::Incomplete,
         }
     }
 }
@@ -363,6 +363,10 @@ fn not_exact(pool: &Pool, worker: &Worker, target: &TargetState, verdict: Verdic
         Reason::Silence => "no proof of its view has arrived lately; check its bridge and the broker.".to_owned(),
         Reason::DomainMismatch => "its bridge speaks of another model, revision, block size or identity seed; give both the same settings.".to_owned(),
         Reason::NoSequence => "it numbers no events, so losses cannot be seen; its hits count only while events are fresh; use an engine release that numbers them.".to_owned(),
+        Reason::RenderDiverged => "it tokenises a probe differently from the router, so its cache earns no credit; give both the same tokenizer and chat template.".to_owned(),
+        // A way to run an engine: its state says it, and nothing is wrong.
+        Reason::PrefixCachingOff => return None,
+        Reason::NothingStored => return Some("it has finished many prompts and never told of a stored block, so it is picked by load; turn prefix caching and KV events on, unless that is intended.".to_owned()),
     };
     let credit = if verdict.credited { "" } else { " No hits are credited now." };
     let credit = if verdict.state == State::Mismatched { "" } else { credit };

@@ -41,6 +41,7 @@ pub(super) fn check(file: &RouterConfig) -> Checked {
     check_freshness(&file.freshness)?;
     check_overload(&file.overload)?;
     check_image_weight(file.image_weight)?;
+    check_tiers(&file.tier_credits)?;
     check_sessions(&file.session_affinity)?;
     check_receipt_files(file.receipt_files.as_ref())?;
     let limits = [
@@ -274,6 +275,7 @@ pub(super) fn check_live(live: &LiveSettings, policy: PolicyKind) -> Checked {
     check_freshness(&live.freshness.unwrap_or_default())?;
     check_overload(&live.overload.unwrap_or_default())?;
     check_image_weight(live.image_weight.unwrap_or(0.0))?;
+    check_tiers(&live.tier_credits.unwrap_or_default())?;
     check_sessions(&live.session_affinity.unwrap_or_default())?;
     for (position, selector) in live.foreign_selectors.iter().enumerate() {
         check_selector(&format!("foreignSelectors[{position}]"), selector)?;
@@ -302,6 +304,24 @@ fn check_image_weight(weight: f64) -> Checked {
         return Ok(());
     }
     complain("imageWeight", format!("is {weight}; must be 0 to {MAX_WEIGHT}"))
+}
+
+fn check_tiers(tiers: &file::TierCredits) -> Checked {
+    let all = [("device", tiers.device), ("host", tiers.host), ("disk", tiers.disk)];
+    for (tier, credit) in all {
+        if !(0.0..=1.0).contains(&credit) {
+            return complain(format!("tierCredits.{tier}"), format!("is {credit}; must be 0 to 1"));
+        }
+    }
+    for [(faster, above), (slower, below)] in [[all[0], all[1]], [all[1], all[2]]] {
+        if below > above {
+            return complain(
+                format!("tierCredits.{slower}"),
+                format!("is {below}, more than tierCredits.{faster}; a slower tier cannot be worth more"),
+            );
+        }
+    }
+    Ok(())
 }
 
 fn check_sessions(affinity: &file::SessionAffinity) -> Checked {

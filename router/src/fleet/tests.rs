@@ -65,11 +65,12 @@ fn book(pool: &Pool, target: &TargetState, account: &Arc<Account>) -> Lease {
         size: pool.config.size,
         images: &[],
         session: None,
+        choices: 1,
     };
     let trust = target.trust.lock().verdict(Tick(0), pool.live.read().freshness);
     let prospect = Prospect {
         target: target.target.clone(),
-        account: Arc::clone(account),
+        account,
         claimed: TierHits::default(),
         hits: TierHits::default(),
         usable: 0,

@@ -11,7 +11,7 @@ use kvrouter_core::events::envelope::Status;
 use kvrouter_core::ids::{Role, Slot, Target, WorkerId};
 use kvrouter_core::index::Index;
 use kvrouter_core::policy::leases::Account;
-use kvrouter_core::trust::Trust;
+use kvrouter_core::trust::SharedTrust;
 use kvrouter_crds::config::{Engine, EventEndpoints, KvEvents};
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
@@ -109,7 +109,7 @@ pub struct TargetState {
     /// What is booked on it.
     pub account: Arc<Account>,
     /// What its view is worth.
-    pub trust: Mutex<Trust>,
+    pub trust: SharedTrust,
     facts: Mutex<EventFacts>,
     retired: AtomicBool,
     index: Arc<Index>,
@@ -346,7 +346,7 @@ impl TargetState {
             target,
             slot: index.add_target(),
             account: Arc::default(),
-            trust: Mutex::default(),
+            trust: SharedTrust::default(),
             facts: Mutex::default(),
             retired: AtomicBool::new(false),
             index: Arc::clone(index),

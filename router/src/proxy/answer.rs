@@ -96,6 +96,9 @@ impl Watch {
         if !self.over {
             self.over = true;
             self.take_usage(reader);
+            if (200..300).contains(&self.result.status) {
+                self.routed.prompt_finished();
+            }
         }
     }
 

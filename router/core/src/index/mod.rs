@@ -76,6 +76,34 @@ impl Hit {
     }
 }
 
+/// What every target holds of a chain, to ask by slot.
+#[derive(Clone, Debug, Default)]
+pub struct Holdings {
+    hits: Vec<Hit>,
+    /// By slot: one more than the place in `hits`, zero for none.
+    places: Vec<u32>,
+}
+
+impl Holdings {
+    /// Leading blocks that `slot` holds.
+    pub fn of(&self, slot: Slot) -> TierHits {
+        let place = self.places.get(slot.0 as usize).and_then(|place| place.checked_sub(1));
+        place.map_or_else(TierHits::default, |place| self.hits[place as usize].tiers())
+    }
+}
+
+impl From<Vec<Hit>> for Holdings {
+    /// O(highest slot): for those who ask about most of them.
+    fn from(hits: Vec<Hit>) -> Self {
+        let slots = hits.last().map_or(0, |hit| hit.slot.0 as usize + 1);
+        let mut places = vec![0; slots];
+        for (hit, place) in hits.iter().zip(1..) {
+            places[hit.slot.0 as usize] = place;
+        }
+        Self { hits, places }
+    }
+}
+
 impl Index {
     /// Makes room for a target that holds nothing.
     pub fn add_target(&self) -> Slot {

@@ -5,6 +5,7 @@
 //! that made them, so it may change; names may not.
 
 use crate::ids::Role;
+use crate::policy::decode_demand::DemandMode;
 use crate::policy::sessions::{SessionMode, SessionUse};
 use crate::policy::tie::TieBranch;
 use crate::policy::{Evidence, Outcome, PolicyKind, Rejection, Switch};
@@ -52,6 +53,7 @@ named!(PolicyKind:
     LeastLoad "least-load", RoundRobin "round-robin", LMetric "lmetric",
 );
 named!(Switch: Disabled "disabled", Enabled "enabled");
+named!(DemandMode: Disabled "disabled", Shadow "shadow", Enabled "enabled");
 named!(SessionMode: Disabled "disabled", Prefill "prefill", Both "both");
 named!(SessionUse:
     None "none", New "new", Followed "followed", Replaced "replaced", Overloaded "overloaded",
@@ -69,13 +71,14 @@ named!(Outcome:
 );
 named!(State:
     Cold "cold", Syncing "syncing", Exact "exact", Incomplete "incomplete", Unsound "unsound",
-    Mismatched "mismatched", Unsequenced "unsequenced",
+    Mismatched "mismatched", Unsequenced "unsequenced", NoCache "no_cache",
 );
 named!(Reason:
     Ok "ok", NothingHeard "nothing_heard", SnapshotPending "snapshot_pending",
     StoresMissing "stores_missing", Gap "gap", EngineUnreachable "engine_unreachable",
     Silence "silence", DomainMismatch "domain_mismatch", PageSizeMismatch "page_size_mismatch",
     ReportedPageSizeMismatch "reported_page_size_mismatch", NoSequence "no_sequence",
+    RenderDiverged "render_diverged", PrefixCachingOff "prefix_caching_off", NothingStored "nothing_stored",
 );
 
 #[cfg(test)]

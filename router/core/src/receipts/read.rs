@@ -15,6 +15,7 @@ use crate::ids::{DpRank, Epoch, Target, WorkerId};
 use crate::json::canonical::canonical_text;
 use crate::json::fields::{Fields, Problem, TraceError};
 
+use crate::policy::decode_demand::DecodeDemand;
 use crate::policy::shadow::{PolicySet, Shadow};
 use crate::policy::{
     ImageWeight, Load, LoadWeights, OverlapWeights, Overload, PolicyKind, SessionSettings, Settings, Terms,
@@ -235,7 +236,7 @@ fn check(fields: &Fields<'_>, found: &mut Receipt) -> Read<()> {
 
 fn settings(fields: &Fields<'_>) -> Read<Settings> {
     let known = ["policy", "overlap", "load", "tiers", "in_flight_credit", "overload"];
-    fields.only(&[&known[..], &["image_weight", "sessions", "shadows"]].concat())?;
+    fields.only(&[&known[..], &["image_weight", "sessions", "shadows", "decode_demand"]].concat())?;
     let overlap = fields.object("overlap")?;
     overlap.only(&["default", "prefill", "decode"])?;
     let load = fields.object("load")?;
@@ -246,6 +247,8 @@ fn settings(fields: &Fields<'_>) -> Read<Settings> {
     overload.only(&["max_queued", "cold_reserve"])?;
     let sessions = fields.object("sessions")?;
     sessions.only(&["mode", "time_to_live"])?;
+    let demand = fields.object("decode_demand")?;
+    demand.only(&["mode", "request_weight"])?;
     let shadows = fields.whole("shadows", (1 << PolicyKind::ALL.len()) - 1)?;
     let contained = |policy: &&PolicyKind| shadows & 1 << policy.code() != 0;
     Ok(Settings {
@@ -281,6 +284,10 @@ fn settings(fields: &Fields<'_>) -> Read<Settings> {
             .filter(contained)
             .copied()
             .fold(PolicySet::default(), PolicySet::with),
+        decode_demand: DecodeDemand {
+            mode: named(&demand, "mode")?,
+            request_weight: demand.number("request_weight")?,
+        },
     })
 }
 

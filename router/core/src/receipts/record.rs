@@ -35,6 +35,7 @@ use super::labels::Named;
 use super::{CandidateRecord, ChosenRecord, Receipt, SCHEMA_VERSION};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::{DpRank, Epoch, Role, Target, WorkerId};
+use crate::policy::decode_demand::DecodeDemand;
 use crate::policy::sessions::SessionUse;
 use crate::policy::shadow::{PolicySet, Shadow};
 use crate::policy::tie::TieBranch;
@@ -287,7 +288,7 @@ impl Writer {
 
     /// Policy, overlap × 3 (the last two optional), load × 4, tiers × 3, in-flight
     /// credit, most queued (optional), cold reserve, image weight, session mode and
-    /// time to live, shadows.
+    /// time to live, shadows, demand mode and its request weight.
     fn settings(&mut self, settings: &Settings) {
         let Settings { policy, overlap, load, tiers, in_flight_credit, overload, .. } = settings;
         self.out.push(policy.code());
@@ -303,6 +304,8 @@ impl Writer {
         self.out.push(settings.sessions.mode.code());
         self.int(settings.sessions.time_to_live.0);
         self.int(settings.shadows.iter().fold(0, |set, policy| set | 1 << policy.code()));
+        self.out.push(settings.decode_demand.mode.code());
+        self.doubles(&[settings.decode_demand.request_weight]);
     }
 
     fn candidates(&mut self, draft: &Draft<'_>) {
@@ -598,6 +601,7 @@ impl<'a> Reader<'a> {
                 let of = |policy: &&PolicyKind| set & 1 << policy.code() != 0;
                 PolicyKind::ALL.iter().filter(of).copied().fold(PolicySet::default(), PolicySet::with)
             },
+            decode_demand: DecodeDemand { mode: self.named()?, request_weight: self.double()? },
         })
     }
 

@@ -277,6 +277,7 @@ impl<'a> World<'a> {
             size: trace.size,
             images: &[],
             session: None,
+            choices: 1,
         };
         let decision = decide_with(settings, &pick, &candidates, self.turn.as_ref(), Ties::Target)
             .expect("a lab trace has at least one worker, and there is no cap");
@@ -355,6 +356,7 @@ impl<'a> World<'a> {
             load,
             shared_active: worker.shared(request),
             images_seen: 0,
+            demand: Default::default(),
         }
     }
 

@@ -13,6 +13,7 @@ use super::contender::Contender;
 use super::report::{SCHEMA_VERSION, with_digest};
 use crate::blocks::BlockHash;
 use crate::json::fields::TraceError;
+use crate::policy::decode_demand::Demand;
 use crate::policy::images::ImageKey;
 use crate::policy::tie::TieBranch;
 use crate::policy::{
@@ -125,6 +126,7 @@ impl Facts {
             size: self.size,
             images: &self.images,
             session: None,
+            choices: 1,
         }
     }
 }
@@ -143,6 +145,8 @@ fn candidate(record: &CandidateRecord) -> Candidate {
         load: record.load,
         shared_active: record.shared_active,
         images_seen: record.images_seen,
+        // It counts in decode picks alone, and none is recorded yet.
+        demand: Demand::default(),
     }
 }
 
