@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::Context;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::core::Status;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use kvrouter_crds::config::{KubernetesDiscovery, LIVE_SETTINGS_KEY};
@@ -287,11 +288,13 @@ where
 }
 
 /// The server's answer to the request that failed, if it gave one.
-fn status(error: &FollowError) -> Option<(&'static str, &kube::core::Status)> {
-    let of = |verb, error| match error {
-        &kube::Error::Api(ref status) => Some((verb, &**status)),
-        _ => None,
-    };
+fn status(error: &FollowError) -> Option<(&'static str, &Status)> {
+    fn of<'a>(verb: &'static str, error: &'a kube::Error) -> Option<(&'static str, &'a Status)> {
+        match error {
+            kube::Error::Api(status) => Some((verb, status)),
+            _ => None,
+        }
+    }
     match error {
         FollowError::Watcher(watcher::Error::InitialListFailed(error)) => of("list", error),
         FollowError::Watcher(
