@@ -14,7 +14,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch, TierCredits};
+use crate::config::{
+    Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch, TierCredits,
+};
 
 /// The routers in front of one pool.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use kvrouter_core::ids::{Epoch, Target, WorkerId};
+use kvrouter_core::policy::decode_demand::Demand;
 use kvrouter_core::policy::{Candidate, Evidence, Load, PickRequest, Settings, decide};
 use kvrouter_core::receipts::Draft;
 use kvrouter_core::receipts::chain::Head;
@@ -126,13 +127,15 @@ fn decision(number: u64, head: &mut Head) -> String {
             load: Load { queued, ..Load::default() },
             shared_active: 0,
             images_seen: 0,
+            demand: Demand::default(),
         }
     };
     let candidates: Vec<Candidate> = (0..3).map(candidate).collect();
     let settings = Settings::default();
     let (id, size) = (format!("r-{number}"), BlockSize::new(16).expect("not zero"));
     let (role, prompt) = (kvrouter_core::ids::Role::Mixed, Tokens(130));
-    let request = PickRequest { id: &id, role, prompt, blocks: &blocks, size, images: &[], session: None };
+    let request =
+        PickRequest { id: &id, role, prompt, blocks: &blocks, size, images: &[], session: None, choices: 1 };
     let decision = decide(&settings, &request, &candidates, None).expect("three");
     let draft = Draft {
         attempt: 1,

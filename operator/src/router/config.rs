@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use kvrouter_crds::config::{
     Discovery, DiscoveryBackend, Freshness, KubernetesDiscovery, KvEvents, Limits, Listen, LiveSettings,
     Model, Nats, OverlapWeights, Overload, PageSizePolicy, Policy, PoolName, RoleSelector, RouterConfig,
-    SCHEMA_VERSION, SessionAffinity, Switch, Tokenizer,
+    SCHEMA_VERSION, SessionAffinity, Switch, TierCredits, Tokenizer,
 };
 use kvrouter_crds::pool::{SecretKeyRef, TokenizerSource};
 
