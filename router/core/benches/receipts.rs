@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use kvrouter_core::blocks::BlockHash;
 use kvrouter_core::ids::{Epoch, Role, Target, WorkerId};
+use kvrouter_core::policy::decode_demand::Demand;
 use kvrouter_core::policy::{Candidate, Evidence, Load, PickRequest, Settings, decide};
 use kvrouter_core::receipts::Draft;
 use kvrouter_core::receipts::chain::{Follower, Head};
@@ -36,6 +37,7 @@ fn measure(count: u64) {
         size: BlockSize::new(16).expect("not zero"),
         images: &[],
         session: None,
+        choices: 1,
     };
     let decision = decide(&settings, &request, &candidates, None).expect("there are some");
     let draft = Draft {
@@ -92,6 +94,7 @@ fn candidate(number: u64) -> Candidate {
         },
         shared_active: mixed(40),
         images_seen: 0,
+        demand: Demand::default(),
     }
 }
 

@@ -7,6 +7,7 @@ use super::read::Content;
 use super::record::Fault;
 use super::*;
 use crate::ids::{Epoch, WorkerId};
+use crate::policy::decode_demand::Demand;
 use crate::policy::images::ImageKey;
 use crate::policy::shadow::{self, PolicySet};
 use crate::policy::{
@@ -102,6 +103,7 @@ impl World {
             },
             shared_active: dice.roll(2),
             images_seen: dice.roll(3),
+            demand: Demand::default(),
         }
     }
 
@@ -115,6 +117,7 @@ impl World {
             size: BlockSize::new(16).expect("not zero"),
             images: &self.images,
             session: None,
+            choices: 1,
         };
         let followed =
             self.bound.map(|bound| follow_session(&self.settings, &request, &self.candidates, bound));
