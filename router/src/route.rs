@@ -19,7 +19,7 @@ use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::Fallback;
 
 use crate::config::Live;
-use crate::fleet::{TargetState, Worker};
+use crate::fleet::{self, TargetState, Worker};
 use crate::pool::Pool;
 use crate::prompt::Prompt;
 
@@ -79,6 +79,11 @@ impl Ask {
         }
     }
 
+    /// Whether `worker` may be picked for it now.
+    pub fn is_for(&self, worker: &Worker) -> bool {
+        worker.is_ready() && worker.takes(self.role) && worker.serves(self.adapter.as_deref())
+    }
+
     fn pick_request(&self, pool: &Pool) -> PickRequest<'_> {
         PickRequest {
             id: &self.request_id,
@@ -119,9 +124,10 @@ pub struct Unrouted {
 /// the receipt.
 pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Result<Routed, Unrouted> {
     // Read once: decision, receipt and pick line must speak of the same settings.
-    let live = *pool.live.read();
+    let live = pool.live.read().clone();
     let settings = live.settings;
-    let prospects = prospects(pool, ask, &live, excluded);
+    let workers = pool.fleet.workers();
+    let prospects = prospects(pool, ask, &live, &workers, excluded);
     let mut receipt = ask.receipt(pool, settings, attempt);
     let request = ask.pick_request(pool);
     let now = pool.clock.now();
@@ -144,10 +150,10 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     count_shadows(pool, &receipt, chosen);
     pool.metrics.sessions.with_label_values(&[pick.session.label()]).inc();
     let receipt = pool.receipts.lock().file(receipt);
-    let found = pool.fleet.worker(chosen.target.worker.as_str());
-    let worker = Arc::clone(found.expect("candidates come from the fleet, which never shrinks"));
+    let found = fleet::find(&workers, chosen.target.worker.as_str());
+    let worker = Arc::clone(found.expect("candidates come from this very list"));
     if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
-        pool.history.lock().record(now, state.slot, ask.namespace, &ask.blocks);
+        pool.remember(state, ask.namespace, &ask.blocks);
     }
     Ok(Routed { worker, target: chosen.target.clone(), lease: pick.lease, receipt })
 }
@@ -172,10 +178,10 @@ pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &
 
 /// The receipt of what [`pick`] would do now, without doing it.
 pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
-    let live = *pool.live.read();
+    let live = pool.live.read().clone();
     let settings = live.settings;
     let mut receipt = ask.receipt(pool, settings, 0);
-    let prospects = prospects(pool, ask, &live, &[]);
+    let prospects = prospects(pool, ask, &live, &pool.fleet.workers(), &[]);
     let request = ask.pick_request(pool);
     match pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, prospects) {
         Ok((decision, candidates)) => {
@@ -211,7 +217,13 @@ fn count_shadows(pool: &Pool, receipt: &Receipt, chosen: &Candidate) {
 
 /// All ranks of all ready workers, with what their views and the routing
 /// history are worth for this request.
-fn prospects(pool: &Pool, ask: &Ask, live: &Live, excluded: &[WorkerId]) -> Vec<Prospect> {
+fn prospects(
+    pool: &Pool,
+    ask: &Ask,
+    live: &Live,
+    workers: &[Arc<Worker>],
+    excluded: &[WorkerId],
+) -> Vec<Prospect> {
     let claims = pool.index.hits(ask.namespace, &ask.blocks);
     let now = pool.clock.now();
     let prospect = |state: &Arc<TargetState>| {
@@ -237,9 +249,7 @@ fn prospects(pool: &Pool, ask: &Ask, live: &Live, excluded: &[WorkerId]) -> Vec<
         let usable = if ask.bypasses_cache { 0 } else { limit };
         Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
     };
-    let eligible = pool.fleet.workers().iter().filter(|worker| {
-        worker.is_ready() && worker.serves(ask.adapter.as_deref()) && !excluded.contains(&worker.id)
-    });
+    let eligible = workers.iter().filter(|worker| ask.is_for(worker) && !excluded.contains(&worker.id));
     eligible.flat_map(|worker| worker.targets.iter().map(prospect)).collect()
 }
 

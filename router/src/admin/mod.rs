@@ -94,7 +94,8 @@ async fn report(State(pool): State<Arc<Pool>>) -> Response {
 /// `{"worker_id", "block_count", …}`; counts are summed over ranks.
 async fn cache_view(State(pool): State<Arc<Pool>>, Path(worker): Path<String>) -> Response {
     let Some(worker) = pool.fleet.worker(&worker) else {
-        let known: Vec<&str> = pool.fleet.workers().iter().map(|worker| worker.id.as_str()).collect();
+        let workers = pool.fleet.workers();
+        let known: Vec<&str> = workers.iter().map(|worker| worker.id.as_str()).collect();
         let message = format!("There is no worker `{worker}`. Known: {}.", known.join(", "));
         return refuse(StatusCode::NOT_FOUND, &message, "worker_not_found");
     };
