@@ -4,7 +4,7 @@
 //! pick, by `kvrouter_core`) and [`proxy`] (bytes to the worker and back).
 //! [`fleet`] knows the workers, [`feed`] brings their cache events, [`admin`]
 //! answers people and probes, [`pool`] is what they share. [`listen`] accepts
-//! connections. [`clock`] is the only file that asks for the time.
+//! connections. [`receipts`] keeps what was decided, [`replay`] repeats it. [`clock`] is the only file that asks for the time.
 
 pub mod admin;
 pub mod clock;
@@ -17,6 +17,7 @@ pub mod plot;
 pub mod pool;
 pub mod prompt;
 pub mod proxy;
+pub mod receipts;
 pub mod replay;
 pub mod route;
 pub mod serve;

@@ -14,7 +14,7 @@ use kvrouter_core::ids::Epoch;
 use kvrouter_core::index::Index;
 use kvrouter_core::policy::history::History;
 use kvrouter_core::policy::leases::Ledger;
-use kvrouter_core::receipts::Ring;
+use kvrouter_core::receipts::elsewhere::Beginnings;
 use kvrouter_crds::config::Engine;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
@@ -24,6 +24,8 @@ use crate::config::{Live, ServeConfig};
 use crate::fleet::{Fleet, TargetState};
 use crate::metrics::Metrics;
 use crate::prompt::Prompter;
+use crate::receipts::Receipts;
+use crate::receipts::files::Queue;
 
 /// Everything that requests, feeds and admin endpoints share.
 #[derive(Debug)]
@@ -46,8 +48,10 @@ pub struct Pool {
     pub ledger: Ledger,
     /// The workers.
     pub fleet: Fleet,
-    /// The latest receipts.
-    pub receipts: Mutex<Ring>,
+    /// The latest receipts, and the way to their files.
+    pub receipts: Receipts,
+    /// How prompts of all namespaces begin; for receipts alone.
+    pub beginnings: Mutex<Beginnings>,
     /// Renders and tokenises.
     pub prompter: Arc<Prompter>,
     /// Why there is no tokenizer.
@@ -104,8 +108,9 @@ pub enum Change {
 }
 
 impl Pool {
-    /// A pool as `config` describes it, its static workers included.
-    pub fn new(config: ServeConfig) -> Result<Self, prometheus::Error> {
+    /// A pool as `config` describes it, its static workers included. Receipts go
+    /// through `receipt_queue` too, where there is one.
+    pub fn new(config: ServeConfig, receipt_queue: Option<Queue>) -> Result<Self, prometheus::Error> {
         let identity = Identity::new(IdentitySeed::new(&config.identity_seed));
         let domain =
             Domain::new(&config.file.model.name, &config.file.model.revision, config.size, &identity);
@@ -113,7 +118,7 @@ impl Pool {
         let index = Index::default();
         let fleet = Fleet::of_static(&config.file, &index);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let receipts = Ring::new(usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX));
+        let capacity = usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX);
         Ok(Self {
             live: RwLock::new(config.live),
             live_refused: RwLock::default(),
@@ -123,7 +128,8 @@ impl Pool {
             history: Mutex::default(),
             ledger: Ledger::default(),
             fleet,
-            receipts: Mutex::new(receipts),
+            receipts: Receipts::new(capacity, receipt_queue),
+            beginnings: Mutex::default(),
             prompter: Arc::new(prompter),
             tokenizer_failure,
             cpu: Arc::new(Semaphore::new(cores)),

@@ -15,6 +15,7 @@ use crate::config::ServeConfig;
 use crate::pool::Pool;
 use crate::proxy::App;
 use crate::proxy::upstream::Upstream;
+use crate::receipts::files::Writer;
 use crate::{admin, feed, fleet, listen, proxy};
 
 /// How long the first views may take before the router is ready without them.
@@ -22,6 +23,8 @@ const WARM_LIMIT: Duration = Duration::from_secs(60);
 /// The same while the broker does not answer: no view can come, and every
 /// replica would wait alike.
 const BROKER_LIMIT: Duration = Duration::from_secs(10);
+/// How long the last receipts may take to their file after the last answer.
+const LAST_RECEIPTS: Duration = Duration::from_secs(5);
 /// How often readiness looks at views, and live settings at their file.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -29,7 +32,8 @@ const LOOK: Duration = Duration::from_millis(200);
 pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     let limits = config.file.limits.clone();
     let ports = config.file.listen.clone();
-    let pool = Arc::new(Pool::new(config)?);
+    let receipts = config.file.receipt_files.as_ref().map(Writer::start).transpose()?;
+    let pool = Arc::new(Pool::new(config, receipts.as_ref().map(Writer::queue))?);
     let upstream = Upstream::new(Duration::from_secs(limits.connect_timeout_seconds));
     let http = bind(ports.http, "listen.http").await?;
     let metrics = bind(ports.metrics, "listen.metrics").await?;
@@ -59,6 +63,12 @@ pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     match drained {
         Ok(_) => tracing::info!(target: "kv_router", "drained"),
         Err(_) => tracing::warn!(target: "kv_router", "stopped with answers still open"),
+    }
+    if let Some(receipts) = receipts {
+        let last = tokio::task::spawn_blocking(move || receipts.finish());
+        if tokio::time::timeout(LAST_RECEIPTS, last).await.is_err() {
+            tracing::error!(target: "kv_router", "the last receipts were not written in time");
+        }
     }
     Ok(())
 }
