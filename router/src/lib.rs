@@ -4,7 +4,8 @@
 //! pick, by `kvrouter_core`) and [`proxy`] (bytes to the worker and back).
 //! [`fleet`] knows the workers, [`feed`] brings their cache events, [`admin`]
 //! answers people and probes, [`pool`] is what they share. [`listen`] accepts
-//! connections. [`receipts`] keeps what was decided, [`replay`] repeats it. [`clock`] is the only file that asks for the time.
+//! connections, [`live`] takes over settings, [`receipts`] keeps what was decided, [`replay`]
+//! repeats it. [`clock`] is the only file that asks for the time.
 
 pub mod admin;
 pub mod clock;
@@ -12,6 +13,7 @@ pub mod config;
 pub mod feed;
 pub mod fleet;
 pub mod listen;
+pub mod live;
 pub mod metrics;
 pub mod plot;
 pub mod pool;

@@ -42,6 +42,10 @@ pub struct Metrics {
     pub shadow_picks: IntCounterVec,
     /// Blocks that shadow policies would have reused in addition.
     pub shadow_regret: IntCounterVec,
+    /// Workers that joined or left.
+    pub fleet_changes: IntCounterVec,
+    /// Failures to follow the Kubernetes API, by resource and reason.
+    pub discovery_errors: IntCounterVec,
     /// Seconds of the pick alone: lookup, pricing, booking, receipt.
     pub decision_seconds: Histogram,
     /// Seconds to render and tokenise.
@@ -146,6 +150,12 @@ impl Metrics {
                 "Blocks that a shadow policy would have reused in addition.",
                 &["policy"],
             )?,
+            fleet_changes: counters("fleet_changes_total", "Workers that joined or left.", &["change"])?,
+            discovery_errors: counters(
+                "discovery_errors_total",
+                "Failures to follow the Kubernetes API.",
+                &["resource", "reason"],
+            )?,
             decision_seconds: histogram(
                 "decision_seconds",
                 "The pick alone: lookup, pricing, booking, receipt.",
@@ -218,9 +228,9 @@ impl Gauges {
         let set = |gauges: &IntGaugeVec, labels: &[&str], value: u64| {
             gauges.with_label_values(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
-        for worker in pool.fleet.workers() {
-            let status = worker.status();
-            set(&self.worker_ready, &[worker.id.as_str(), status.reason.label()], u64::from(status.ready));
+        for worker in pool.fleet.workers().iter() {
+            let (ready, reason) = (worker.is_ready(), worker.reason().label());
+            set(&self.worker_ready, &[worker.id.as_str(), reason], u64::from(ready));
             for target in &worker.targets {
                 let name = target.target.to_string();
                 let load = target.account.load();
@@ -236,6 +246,8 @@ impl Gauges {
             }
         }
         set(&self.pool, &["index_blocks"], pool.index.unique_blocks() as u64);
+        set(&self.pool, &["index_slots"], pool.index.slots_in_use() as u64);
+        set(&self.pool, &["workers"], pool.fleet.workers().len() as u64);
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
         set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
         set(&self.pool, &["sessions"], pool.ledger.sessions() as u64);

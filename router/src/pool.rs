@@ -2,12 +2,12 @@
 //!
 //! Locks are held for microseconds and never across an await. Where two are
 //! needed the order is: a target's trust, then its account; the index locks for
-//! itself and is called with neither held.
+//! itself and is called with neither held. The fleet's list is swapped whole.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvrouter_core::blocks::{Domain, Identity, IdentitySeed};
+use kvrouter_core::blocks::{BlockHash, Domain, Identity, IdentitySeed, NamespaceId};
 use kvrouter_core::events::Delta;
 use kvrouter_core::events::envelope::Status;
 use kvrouter_core::ids::Epoch;
@@ -15,17 +15,16 @@ use kvrouter_core::index::Index;
 use kvrouter_core::policy::history::History;
 use kvrouter_core::policy::leases::Ledger;
 use kvrouter_core::receipts::elsewhere::Beginnings;
-use kvrouter_crds::config::Engine;
+use kvrouter_crds::config::{DiscoveryBackend, Engine};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use crate::clock::Clock;
 use crate::config::{Live, ServeConfig};
-use crate::fleet::{Fleet, TargetState};
+use crate::fleet::{self, Fleet, TargetState, Worker};
 use crate::metrics::Metrics;
 use crate::prompt::Prompter;
 use crate::receipts::Receipts;
-use crate::receipts::files::Queue;
 
 /// Everything that requests, feeds and admin endpoints share.
 #[derive(Debug)]
@@ -36,12 +35,16 @@ pub struct Pool {
     pub live: RwLock<Live>,
     /// Why the latest live settings were refused.
     pub live_refused: RwLock<Option<String>>,
+    /// Counts the changes of the live settings.
+    pub live_changed: watch::Sender<u64>,
+    /// Whether the live settings were looked at once.
+    pub live_known: AtomicBool,
     /// Roots and namespaces.
     pub identity: Identity,
     /// What the hashes are about.
     pub domain: Domain,
     /// Who holds which block.
-    pub index: Index,
+    pub index: Arc<Index>,
     /// Where prefixes were sent.
     pub history: Mutex<History>,
     /// Select and book.
@@ -66,6 +69,9 @@ pub struct Pool {
     pub broker_connected: AtomicBool,
     /// Latched once the first views are there.
     pub ready: AtomicBool,
+    /// What readiness waits for, or what it did not get before its time was
+    /// over: a stable label, `ok` where nothing is amiss.
+    pub ready_reason: Mutex<&'static str>,
     /// Set by SIGTERM.
     pub draining: AtomicBool,
 }
@@ -108,27 +114,32 @@ pub enum Change {
 }
 
 impl Pool {
-    /// A pool as `config` describes it, its static workers included. Receipts go
-    /// through `receipt_queue` too, where there is one.
-    pub fn new(config: ServeConfig, receipt_queue: Option<Queue>) -> Result<Self, prometheus::Error> {
+    /// A pool as `config` describes it, its static workers included.
+    pub fn new(config: ServeConfig) -> Result<Self, prometheus::Error> {
         let identity = Identity::new(IdentitySeed::new(&config.identity_seed));
         let domain =
             Domain::new(&config.file.model.name, &config.file.model.revision, config.size, &identity);
         let (prompter, tokenizer_failure) = load_prompter(&config);
-        let index = Index::default();
-        let fleet = Fleet::of_static(&config.file, &index);
+        let index = Arc::new(Index::default());
+        let fleet = Fleet::default();
+        if config.file.discovery.backend == DiscoveryBackend::Static {
+            fleet.update(&fleet::of_static(&config.file), &index);
+        }
+        let has_live_map = config.live_map().is_some();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let capacity = usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX);
         Ok(Self {
-            live: RwLock::new(config.live),
+            live: RwLock::new(config.live.clone()),
             live_refused: RwLock::default(),
+            live_changed: watch::Sender::new(0),
+            live_known: AtomicBool::new(!has_live_map),
             identity,
             domain,
             index,
             history: Mutex::default(),
             ledger: Ledger::default(),
             fleet,
-            receipts: Receipts::new(capacity, receipt_queue),
+            receipts: Receipts::new(capacity),
             beginnings: Mutex::default(),
             prompter: Arc::new(prompter),
             tokenizer_failure,
@@ -137,6 +148,7 @@ impl Pool {
             metrics: Metrics::new()?,
             broker_connected: AtomicBool::new(true),
             ready: AtomicBool::new(false),
+            ready_reason: Mutex::new("starting"),
             draining: AtomicBool::new(false),
             config,
         })
@@ -146,6 +158,14 @@ impl Pool {
     /// cleared only by SIGTERM.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed) && !self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Why `/readyz` fails, or why it does not although views are missing.
+    pub fn ready_reason(&self) -> &'static str {
+        match self.draining.load(Ordering::Relaxed) {
+            true => "draining",
+            false => *self.ready_reason.lock(),
+        }
     }
 
     /// The engine family whose rendering prompts follow: the configured one,
@@ -161,6 +181,37 @@ impl Pool {
         match self.config.file.engine {
             Engine::Auto => told().unwrap_or(Engine::Auto),
             configured => configured,
+        }
+    }
+
+    /// Hears of changes of the live settings from now on.
+    pub fn live_changes(&self) -> watch::Receiver<u64> {
+        self.live_changed.subscribe()
+    }
+
+    /// Remembers that `blocks` were sent to `target`, unless it has left: its
+    /// place in the history may be a successor's one day.
+    pub fn remember(&self, target: &TargetState, namespace: NamespaceId, blocks: &[BlockHash]) {
+        let now = self.clock.now();
+        let mut history = self.history.lock();
+        // Under the lock: `forget` retires before it takes it.
+        if !target.is_retired() {
+            history.record(now, target.slot, namespace, blocks);
+        }
+    }
+
+    /// Compares the workers' pages, as the settings in force have it.
+    pub fn review_pages(&self) {
+        let policy = self.live.read().page_sizes;
+        self.fleet.review_pages(self.config.size.tokens(), policy);
+    }
+
+    /// Forgets a worker that left. What is in flight there goes on.
+    pub fn forget(&self, worker: &Worker) {
+        for target in &worker.targets {
+            target.retire();
+            self.index.retire_target(target.slot);
+            self.history.lock().remove_target(target.slot);
         }
     }
 

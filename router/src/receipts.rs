@@ -22,9 +22,14 @@ pub struct Receipts {
 }
 
 impl Receipts {
-    /// Room for `capacity` receipts in memory, and files behind `queue`.
-    pub fn new(capacity: usize, queue: Option<Queue>) -> Self {
-        Self { ring: Mutex::new(Ring::new(capacity)), queue }
+    /// Room for `capacity` receipts in memory, and no files.
+    pub fn new(capacity: usize) -> Self {
+        Self { ring: Mutex::new(Ring::new(capacity)), queue: None }
+    }
+
+    /// From now on receipts go to the files behind `queue` too.
+    pub fn write_to(&mut self, queue: Queue) {
+        self.queue = Some(queue);
     }
 
     /// Files the record of a decision, with its result where it is known already.

@@ -22,7 +22,7 @@ use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::Fallback;
 
 use crate::config::Live;
-use crate::fleet::{TargetState, Worker};
+use crate::fleet::{self, TargetState, Worker};
 use crate::pool::Pool;
 use crate::prompt::Prompt;
 
@@ -97,6 +97,11 @@ impl Ask {
         }
     }
 
+    /// Whether `worker` may be picked for it now.
+    pub fn is_for(&self, worker: &Worker) -> bool {
+        worker.is_ready() && worker.takes(self.role) && worker.serves(self.adapter.as_deref())
+    }
+
     fn pick_request(&self, pool: &Pool) -> PickRequest<'_> {
         PickRequest {
             id: &self.request_id,
@@ -154,9 +159,10 @@ pub struct Unrouted {
 /// the receipt.
 pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Result<Routed, Unrouted> {
     // Read once: decision, receipt and pick line must speak of the same settings.
-    let live = *pool.live.read();
+    let live = pool.live.read().clone();
     let settings = live.settings;
-    let (prospects, elsewhere) = prospects(pool, ask, &live, excluded);
+    let workers = pool.fleet.workers();
+    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, excluded);
     let mut draft = ask.draft(pool, &settings, attempt);
     draft.elsewhere = &elsewhere;
     let request = ask.pick_request(pool);
@@ -183,10 +189,10 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     if let Some(beginning) = &ask.beginning {
         pool.beginnings.lock().sent(beginning.first, beginning.own);
     }
-    let found = pool.fleet.worker(chosen.target.worker.as_str());
-    let worker = Arc::clone(found.expect("candidates come from the fleet, which never shrinks"));
+    let found = fleet::find(&workers, chosen.target.worker.as_str());
+    let worker = Arc::clone(found.expect("candidates come from this very list"));
     if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
-        pool.history.lock().record(now, state.slot, ask.namespace, &ask.blocks);
+        pool.remember(state, ask.namespace, &ask.blocks);
     }
     Ok(Routed { worker, target: chosen.target.clone(), lease: pick.lease, receipt })
 }
@@ -211,9 +217,9 @@ pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &
 
 /// The record of what [`pick`] would do now, without doing it.
 pub fn explain(pool: &Pool, ask: &Ask) -> Record {
-    let live = *pool.live.read();
+    let live = pool.live.read().clone();
     let settings = live.settings;
-    let (prospects, elsewhere) = prospects(pool, ask, &live, &[]);
+    let (prospects, elsewhere) = prospects(pool, ask, &live, &pool.fleet.workers(), &[]);
     let turn = pool.ledger.turn();
     let mut draft = ask.draft(pool, &settings, 0);
     (draft.elsewhere, draft.turn) = (&elsewhere, turn.as_ref());
@@ -258,6 +264,7 @@ fn prospects(
     pool: &Pool,
     ask: &Ask,
     live: &Live,
+    workers: &[Arc<Worker>],
     excluded: &[WorkerId],
 ) -> (Vec<Prospect>, Vec<(Target, u64)>) {
     let other = ask.beginning.as_ref().and_then(|beginning| beginning.other.as_ref());
@@ -295,9 +302,7 @@ fn prospects(
         let usable = if ask.bypasses_cache { 0 } else { limit };
         Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
     };
-    let eligible = pool.fleet.workers().iter().filter(|worker| {
-        worker.is_ready() && worker.serves(ask.adapter.as_deref()) && !excluded.contains(&worker.id)
-    });
+    let eligible = workers.iter().filter(|worker| ask.is_for(worker) && !excluded.contains(&worker.id));
     let prospects = eligible.flat_map(|worker| &worker.targets).map(prospect).collect();
     elsewhere.sort();
     (prospects, elsewhere)

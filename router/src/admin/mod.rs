@@ -97,7 +97,8 @@ async fn report(State(pool): State<Arc<Pool>>) -> Response {
 /// `{"worker_id", "block_count", …}`; counts are summed over ranks.
 async fn cache_view(State(pool): State<Arc<Pool>>, Path(worker): Path<String>) -> Response {
     let Some(worker) = pool.fleet.worker(&worker) else {
-        let known: Vec<&str> = pool.fleet.workers().iter().map(|worker| worker.id.as_str()).collect();
+        let workers = pool.fleet.workers();
+        let known: Vec<&str> = workers.iter().map(|worker| worker.id.as_str()).collect();
         let message = format!("There is no worker `{worker}`. Known: {}.", known.join(", "));
         return refuse(StatusCode::NOT_FOUND, &message, "worker_not_found");
     };
@@ -280,7 +281,7 @@ mod tests {
     fn a_listing_keeps_to_its_limit_and_says_so() {
         let receipts = ["a", "b"].map(entry);
         let whole = listing(&receipts, usize::MAX);
-        assert_eq!(whole, canonical_json(&json!({"receipts": ["a", "b"].map(receipt)})), "it is canonical");
+        assert_eq!(whole, canonical_json(&json!({"receipts": (["a", "b"].map(receipt))})), "it is canonical");
         let cases: [(usize, &[&str]); 3] =
             [(whole.len() + 20, &["a", "b"]), (whole.len() - 1, &["a"]), (0, &[])];
         for (limit, ids) in cases {

@@ -20,28 +20,35 @@ use crate::proxy::upstream::Upstream;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// An engine answers `/v1/models` from memory; two seconds are generous.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Probes between two readings of the page size, which changes with a restart
-/// only.
-const PAGE_SIZE_EVERY: u64 = 15;
+/// Probes between two readings of page size and version, which change with a
+/// restart only.
+const READ_ENGINE_EVERY: u64 = 15;
 /// Failed probes in a row after which a ready worker is no longer picked: one
 /// lost answer under load is not an outage.
 const FAILURES: u32 = 2;
+/// Longest version: `0.33.1.dev123+gdeadbeef.d20261129` has 33 characters.
+const MAX_VERSION: usize = 128;
 /// Largest answer that is read: `/metrics` of a large engine is below 1 MiB.
 const MAX_ANSWER: usize = 4 << 20;
 
-/// Probes `worker` for ever.
+/// Probes `worker` for ever; dropped when it leaves.
 pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
     let mut failures = 0;
     let mut round = 0u64;
     loop {
         let found = ask(&pool, &upstream, &worker).await;
         failures = if found.reason == ReadyReason::Ok { 0 } else { failures + 1 };
-        let was_ready = worker.is_ready();
-        if found.ready || failures >= FAILURES || !was_ready {
-            publish(&worker, found);
+        let was_ready = worker.status().ready;
+        // Before it can be picked: its page may keep it out.
+        if found.ready && (!was_ready || round.is_multiple_of(READ_ENGINE_EVERY)) {
+            read_engine(&pool, &upstream, &worker, found.engine).await;
         }
-        if worker.is_ready() && (!was_ready || round.is_multiple_of(PAGE_SIZE_EVERY)) {
-            read_page_size(&pool, &upstream, &worker).await;
+        if found.ready || failures >= FAILURES || !was_ready {
+            let turned = found.ready != was_ready;
+            publish(&worker, found);
+            if turned {
+                pool.review_pages();
+            }
         }
         round += 1;
         tokio::time::sleep(INTERVAL).await;
@@ -57,7 +64,8 @@ fn publish(worker: &Worker, found: WorkerStatus) {
             reason = %found.reason.label(), engine = %found.engine.label(), "worker readiness"
         );
     }
-    *status = WorkerStatus { reported_page: status.reported_page, ..found };
+    let engine_version = status.engine_version.clone();
+    *status = WorkerStatus { reported_page: status.reported_page, engine_version, ..found };
 }
 
 /// What the worker is now. What it serves is forgotten only when it says
@@ -118,16 +126,35 @@ fn served_model(entry: &Value) -> Option<ServedModel> {
     Some(ServedModel { name: name.to_owned(), adapter })
 }
 
-async fn read_page_size(pool: &Pool, upstream: &Upstream, worker: &Worker) {
-    let page = match worker.status().engine {
-        Engine::SGLang => sglang_page(get(upstream, worker, "/server_info").await),
-        Engine::VLLM | Engine::ATOM | Engine::Auto => vllm_page(get(upstream, worker, "/metrics").await),
+/// Reads page size and version, which change with a restart only.
+async fn read_engine(pool: &Pool, upstream: &Upstream, worker: &Worker, engine: Engine) {
+    let (page, version) = match engine {
+        Engine::SGLang => {
+            let info = get(upstream, worker, "/server_info").await;
+            (sglang_page(info.clone()), version_in(info))
+        }
+        Engine::VLLM | Engine::ATOM | Engine::Auto => {
+            let page = vllm_page(get(upstream, worker, "/metrics").await);
+            (page, version_in(get(upstream, worker, "/version").await))
+        }
     };
-    worker.status.write().reported_page = page;
+    let mut status = worker.status.write();
+    (status.reported_page, status.engine_version) = (page, version);
+    drop(status);
     let misfit = page.is_some_and(|page| !pool.config.size.holds_pages_of(page));
     for target in &worker.targets {
         target.trust.lock().set_reported_page_misfit(misfit);
     }
+}
+
+/// The field `version`, which vLLM's `/version` and SGLang's `/server_info`
+/// have.
+fn version_in(answer: Option<(u16, Bytes)>) -> Option<Arc<str>> {
+    let (_, body) = answer.filter(|(code, _)| *code == 200)?;
+    let info: Value = serde_json::from_slice(&body).ok()?;
+    let version = info.get("version").and_then(Value::as_str)?;
+    let plain = version.len() <= MAX_VERSION && version.chars().all(|c| c.is_ascii_graphic());
+    (plain && !version.is_empty()).then(|| version.into())
 }
 
 /// `kv_events.block_size` counts what a page of events holds, context
@@ -179,6 +206,23 @@ mod tests {
             Some(16)
         );
         assert_eq!(sglang_page(Some((404, Bytes::new()))), None);
+    }
+
+    #[test]
+    fn versions_are_read_from_what_engines_really_say() {
+        let long = format!(r#"{{"version": "{}"}}"#, "1".repeat(MAX_VERSION + 1));
+        for (code, body, version) in [
+            (200, r#"{"version":"0.33.0"}"#, Some("0.33.0")),
+            (200, r#"{"page_size": 1, "version": "0.5.23"}"#, Some("0.5.23")),
+            (200, r#"{"version": ""}"#, None),
+            (200, r#"{"version": "a\nb"}"#, None),
+            (200, &long, None),
+            (200, r#"{"version": 3}"#, None),
+            (401, r#"{"version": "1"}"#, None),
+        ] {
+            let answer = Some((code, Bytes::from(body.to_owned())));
+            assert_eq!(version_in(answer).as_deref(), version, "{code} {body}");
+        }
     }
 
     #[test]

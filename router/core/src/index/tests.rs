@@ -163,8 +163,13 @@ impl World {
                 self.sets.retain(|(owner, _), _| owner != target);
             }
             Action::Reuse(target) => {
-                self.index.remove_target(self.slots[usize::from(*target)]);
-                self.slots[usize::from(*target)] = self.index.add_target();
+                let old = self.slots[usize::from(*target)];
+                self.index.retire_target(old);
+                // The successor comes while the old slot is still known to someone.
+                let new = self.index.add_target();
+                assert_ne!(old, new, "a retired slot is not handed out");
+                self.index.free_slot(old);
+                self.slots[usize::from(*target)] = new;
                 self.sets.retain(|(owner, _), _| owner != target);
             }
             Action::Replace(to, from) => {
@@ -331,6 +336,38 @@ fn a_slot_is_handed_out_again_empty_and_deaf_to_late_events() {
     assert_eq!(index.add_target(), slot);
     assert!(hits(&index, SPACE, &blocks(&[1])).is_empty());
     assert_ne!(index.add_target(), slot, "a slot is freed once");
+}
+
+#[test]
+fn a_retired_slot_waits_until_it_is_freed() {
+    let index = Index::default();
+    let slot = index.add_target();
+    index.free_slot(slot);
+    assert_ne!(index.add_target(), slot, "a live slot cannot be freed");
+    index.apply(slot, &stored(SPACE, 0, &[1], Tier::Device));
+    index.retire_target(slot);
+    index.apply(slot, &stored(SPACE, 0, &[1], Tier::Device));
+    assert_eq!((index.unique_blocks(), index.slots_in_use()), (0, 2), "empty, deaf, and not free");
+    assert_ne!(index.add_target(), slot);
+    index.free_slot(slot);
+    index.free_slot(slot);
+    assert_eq!((index.add_target(), index.slots_in_use()), (slot, 3));
+    assert_ne!(index.add_target(), slot, "a slot is freed once");
+}
+
+/// However many targets come and go, no more slots exist than were in use at once.
+#[test]
+fn slots_do_not_grow_with_churn() {
+    let index = Index::default();
+    let mut used = BTreeSet::new();
+    for life in 0..1000u64 {
+        let (slot, other) = (index.add_target(), index.add_target());
+        used.extend([slot, other]);
+        index.apply(slot, &stored(SPACE, life, &[life * 2 + 1, life * 2 + 2], Tier::Device));
+        index.remove_target(slot);
+        index.remove_target(other);
+    }
+    assert_eq!((used.len(), index.slots_in_use(), index.unique_blocks()), (2, 0, 0));
 }
 
 #[test]
