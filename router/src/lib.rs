@@ -23,6 +23,7 @@ pub mod receipts;
 pub mod replay;
 pub mod route;
 pub mod serve;
+pub mod study;
 
 /// An error and its causes, as one line for a log.
 pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {

@@ -41,6 +41,17 @@ fn main() -> ExitCode {
                 ExitCode::from(error.exit_code())
             }
         },
+        Command::Study(flags) => match kvrouter_router::study::run(&flags) {
+            Ok((table, missed)) => {
+                print!("{table}");
+                missed.iter().for_each(|bar| eprintln!("kv-router: {bar}"));
+                if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::from(error.exit_code())
+            }
+        },
         Command::Receipts(flags) => match kvrouter_router::receipts::command::run(&flags) {
             Ok(text) => {
                 print!("{text}");

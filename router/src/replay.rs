@@ -512,7 +512,7 @@ fn table_of(rows: &[Summary]) -> String {
 }
 
 /// On a terminal only; it redraws ten times a second at most.
-fn progress(arrivals: usize) -> ProgressBar {
+pub(crate) fn progress(arrivals: usize) -> ProgressBar {
     let bar = ProgressBar::new(arrivals as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} % {eta} {msg}") {
         bar.set_style(style);

@@ -26,6 +26,7 @@ pub mod recorded;
 pub mod report;
 pub mod run;
 pub mod runs;
+pub mod study;
 pub mod trace;
 
 #[cfg(test)]
