@@ -63,6 +63,9 @@ pub struct RouterConfig {
     /// Limits and time-outs of the proxy.
     #[serde(default)]
     pub limits: Limits,
+    /// Where receipts are written; absent: they stay in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receipt_files: Option<ReceiptFiles>,
     /// Which rule chooses.
     #[serde(default)]
     pub policy: Policy,
@@ -481,6 +484,28 @@ impl Default for Limits {
             receipts: 4096,
         }
     }
+}
+
+/// Where receipts are written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReceiptFiles {
+    /// The folder; made where it is absent. Each router needs its own.
+    pub directory: PathBuf,
+    /// Largest file; a longer one is closed and the next one begun.
+    #[serde(default = "default_receipt_file_bytes")]
+    pub max_bytes: u64,
+    /// Files kept, the one being written included; the oldest goes.
+    #[serde(default = "default_receipt_files")]
+    pub max_files: u64,
+}
+
+const fn default_receipt_file_bytes() -> u64 {
+    64 << 20
+}
+
+const fn default_receipt_files() -> u64 {
+    16
 }
 
 /// Which rule chooses.

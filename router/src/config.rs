@@ -47,6 +47,10 @@ pub enum Command {
     Bridge(Box<BridgeFlags>),
     /// Replays a trace under policies, offline, and compares what comes of it.
     Replay(Box<crate::replay::ReplayFlags>),
+    /// Compares a grid of settings on two traces, and judges the defaults.
+    Study(crate::study::StudyFlags),
+    /// Checks files of receipts, or prints them as CSV.
+    Receipts(crate::receipts::command::ReceiptsFlags),
 }
 
 /// Flags of `serve`. Each one beats its variable, which beats the file.

@@ -8,6 +8,8 @@ use tracing_subscriber::EnvFilter;
 
 /// Exit code for settings that cannot be used.
 const BAD_SETTINGS: u8 = 2;
+/// Exit code for files that cannot be used.
+const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -37,6 +39,27 @@ fn main() -> ExitCode {
             Err(error) => {
                 eprintln!("kv-router: {}", kvrouter_router::chain(&error));
                 ExitCode::from(error.exit_code())
+            }
+        },
+        Command::Study(flags) => match kvrouter_router::study::run(&flags) {
+            Ok((table, missed)) => {
+                print!("{table}");
+                missed.iter().for_each(|bar| eprintln!("kv-router: {bar}"));
+                if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::from(error.exit_code())
+            }
+        },
+        Command::Receipts(flags) => match kvrouter_router::receipts::command::run(&flags) {
+            Ok(text) => {
+                print!("{text}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::from(BAD_INPUT)
             }
         },
     }

@@ -8,6 +8,7 @@ use prometheus::{
 };
 
 use crate::pool::Pool;
+use crate::receipts::files::Queue;
 
 /// The counters and histograms of one router.
 #[derive(Debug, Clone)]
@@ -65,6 +66,7 @@ struct Gauges {
     trust: IntGaugeVec,
     worker_ready: IntGaugeVec,
     pool: IntGaugeVec,
+    receipt_lines: IntGaugeVec,
 }
 
 /// Makes metrics under our prefix and registers them.
@@ -200,6 +202,11 @@ impl Gauges {
             )?,
             worker_ready: gauges("worker_ready", "Whether a worker may be picked.", &["worker", "reason"])?,
             pool: gauges("pool", "Sizes of the pool's tables.", &["table"])?,
+            receipt_lines: gauges(
+                "receipt_lines",
+                "Receipts for files, by what became of them since the start.",
+                &["result"],
+            )?,
         })
     }
 
@@ -244,6 +251,9 @@ impl Gauges {
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
         set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
         set(&self.pool, &["sessions"], pool.ledger.sessions() as u64);
-        set(&self.pool, &["receipts_filed"], pool.receipts.lock().filed());
+        set(&self.pool, &["receipts_filed"], pool.receipts.filed());
+        for (result, count) in pool.receipts.queue().map(Queue::counts).into_iter().flatten() {
+            set(&self.receipt_lines, &[result], count);
+        }
     }
 }

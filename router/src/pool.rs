@@ -14,7 +14,7 @@ use kvrouter_core::ids::Epoch;
 use kvrouter_core::index::Index;
 use kvrouter_core::policy::history::History;
 use kvrouter_core::policy::leases::Ledger;
-use kvrouter_core::receipts::Ring;
+use kvrouter_core::receipts::elsewhere::Beginnings;
 use kvrouter_crds::config::{DiscoveryBackend, Engine};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, watch};
@@ -24,6 +24,7 @@ use crate::config::{Live, ServeConfig};
 use crate::fleet::{self, Fleet, TargetState, Worker};
 use crate::metrics::Metrics;
 use crate::prompt::Prompter;
+use crate::receipts::Receipts;
 
 /// Everything that requests, feeds and admin endpoints share.
 #[derive(Debug)]
@@ -50,8 +51,10 @@ pub struct Pool {
     pub ledger: Ledger,
     /// The workers.
     pub fleet: Fleet,
-    /// The latest receipts.
-    pub receipts: Mutex<Ring>,
+    /// The latest receipts, and the way to their files.
+    pub receipts: Receipts,
+    /// How prompts of all namespaces begin; for receipts alone.
+    pub beginnings: Mutex<Beginnings>,
     /// Renders and tokenises.
     pub prompter: Arc<Prompter>,
     /// Why there is no tokenizer.
@@ -124,7 +127,7 @@ impl Pool {
         }
         let has_live_map = config.live_map().is_some();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let receipts = Ring::new(usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX));
+        let capacity = usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX);
         Ok(Self {
             live: RwLock::new(config.live.clone()),
             live_refused: RwLock::default(),
@@ -136,7 +139,8 @@ impl Pool {
             history: Mutex::default(),
             ledger: Ledger::default(),
             fleet,
-            receipts: Mutex::new(receipts),
+            receipts: Receipts::new(capacity),
+            beginnings: Mutex::default(),
             prompter: Arc::new(prompter),
             tokenizer_failure,
             cpu: Arc::new(Semaphore::new(cores)),

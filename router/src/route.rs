@@ -8,13 +8,16 @@ use std::sync::Arc;
 
 use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
 use kvrouter_core::ids::{Role, Target, WorkerId};
+use kvrouter_core::index::Hit;
 use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
 use kvrouter_core::policy::sessions::SessionKey;
+use kvrouter_core::policy::shadow::{self, Shadow};
 use kvrouter_core::policy::{
-    Candidate, Evidence, NoChoice, Outcome, PickRequest, PolicyKind, Settings, hits, shadow,
+    Candidate, Decision, Evidence, NoChoice, Outcome, PickRequest, PolicyKind, Settings, Terms, hits,
 };
-use kvrouter_core::receipts::{Receipt, ReceiptNumber, ResultRecord};
+use kvrouter_core::receipts::elsewhere::{self, Other};
+use kvrouter_core::receipts::{Draft, ReceiptNumber, Record, ResultRecord};
 use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::Fallback;
 
@@ -46,6 +49,20 @@ pub struct Ask {
     pub adapter: Option<Arc<str>>,
     /// The engine will not read its cache for it.
     pub bypasses_cache: bool,
+    /// Where it and its like begin, whatever their namespace.
+    pub beginning: Option<Beginning>,
+}
+
+/// How a prompt begins, and who else was sent one like it.
+#[derive(Clone, Debug)]
+pub struct Beginning {
+    /// Its first block under one root for all.
+    pub first: BlockHash,
+    /// Its own namespace.
+    pub own: Other,
+    /// Another namespace that was sent such a prompt, and its first blocks as that
+    /// one would hold them.
+    pub other: Option<(NamespaceId, Vec<BlockHash>)>,
 }
 
 /// A pick: where to send a request, and what holds the booking.
@@ -76,6 +93,7 @@ impl Ask {
             session: None,
             adapter: prompt.namespace.adapter.clone(),
             bypasses_cache: prompt.bypasses_cache,
+            beginning: Beginning::of(pool, prompt),
         }
     }
 
@@ -96,18 +114,35 @@ impl Ask {
         }
     }
 
-    fn receipt(&self, pool: &Pool, settings: Settings, attempt: u32) -> Receipt {
-        Receipt {
+    fn draft<'a>(&'a self, pool: &Pool, settings: &'a Settings, attempt: u32) -> Draft<'a> {
+        Draft {
             time_unix_ms: pool.clock.unix_ms(),
             attempt,
             role: self.role,
             namespace: self.namespace,
             prompt_tokens: self.prompt_tokens,
             exact_tokens: self.exact_tokens,
-            prompt_blocks: self.blocks.len() as u64,
+            blocks: &self.blocks,
             images: self.images.len() as u64,
-            ..Receipt::undecided(Arc::clone(&self.request_id), settings, pool.config.size.tokens())
+            ..Draft::undecided(&self.request_id, settings, pool.config.size.tokens())
         }
+    }
+}
+
+impl Beginning {
+    /// `None` for a prompt without a full block.
+    fn of(pool: &Pool, prompt: &Prompt) -> Option<Self> {
+        let size = pool.config.size;
+        let start = prompt.tokens.get(..size.as_usize())?;
+        let common = pool.identity.root(&Namespace::default());
+        let first = *chain(common, size, start).first()?;
+        let namespace = pool.identity.id(&prompt.namespace);
+        let own = Other { namespace, root: pool.identity.root(&prompt.namespace) };
+        let other = pool.beginnings.lock().other(first, namespace);
+        let looked_at = prompt.tokens.len().min(elsewhere::DEPTH * size.as_usize());
+        let other =
+            other.map(|other| (other.namespace, chain(other.root, size, &prompt.tokens[..looked_at])));
+        Some(Self { first, own, other })
     }
 }
 
@@ -127,8 +162,9 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     let live = pool.live.read().clone();
     let settings = live.settings;
     let workers = pool.fleet.workers();
-    let prospects = prospects(pool, ask, &live, &workers, excluded);
-    let mut receipt = ask.receipt(pool, settings, attempt);
+    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, excluded);
+    let mut draft = ask.draft(pool, &settings, attempt);
+    draft.elsewhere = &elsewhere;
     let request = ask.pick_request(pool);
     let now = pool.clock.now();
     let picked = pool.ledger.select_and_book(now, &settings, &request, ask.namespace, &ask.blocks, prospects);
@@ -136,20 +172,23 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
         Ok(pick) => pick,
         Err(nobody) => {
             count(pool, ask, settings.policy, Outcome::NoTarget, None);
-            let overloaded = stand(&mut receipt, &nobody);
-            return Err(Unrouted { receipt: pool.receipts.lock().file(receipt), overloaded });
+            let overloaded = matches!(nobody.reason, NoChoice::Overloaded(_));
+            let receipt = pool.receipts.file(unanswered(draft, &nobody), None);
+            return Err(Unrouted { receipt, overloaded });
         }
     };
-    receipt.fill(&pick.candidates, &pick.decision);
-    receipt.session = pick.session;
-    receipt.shadows =
-        shadow::evaluate(&settings, &request, &pick.candidates, &pick.decision, pick.turn.as_ref());
+    let shadows = shadow::evaluate(&settings, &request, &pick.candidates, &pick.decision, pick.turn.as_ref());
+    let draft = Draft { turn: pick.turn.as_ref(), session: pick.session, shadows: &shadows, ..draft };
+    let record = answered(draft, &pick.candidates, &pick.decision);
     let chosen = &pick.candidates[pick.decision.chosen];
     log_pick(pool, ask, settings.policy, chosen, &pick);
     count(pool, ask, settings.policy, pick.decision.outcome, Some(chosen));
-    count_shadows(pool, &receipt, chosen);
+    count_shadows(pool, &shadows, chosen);
     pool.metrics.sessions.with_label_values(&[pick.session.label()]).inc();
-    let receipt = pool.receipts.lock().file(receipt);
+    let receipt = pool.receipts.file(record, None);
+    if let Some(beginning) = &ask.beginning {
+        pool.beginnings.lock().sent(beginning.first, beginning.own);
+    }
     let found = fleet::find(&workers, chosen.target.worker.as_str());
     let worker = Arc::clone(found.expect("candidates come from this very list"));
     if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
@@ -171,43 +210,46 @@ pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &
     };
     let settings = pool.live.read().settings;
     let ask = Ask { exact_tokens: false, ..Ask::new(pool, request_id, &prompt) };
-    let mut receipt = ask.receipt(pool, settings, 0);
-    receipt.result = Some(ResultRecord { status, failure: Some(failure), ..ResultRecord::default() });
-    pool.receipts.lock().file(receipt);
+    let record = ask.draft(pool, &settings, 0).encode();
+    let failure = Some(failure.into());
+    pool.receipts.file(record, Some(ResultRecord { status, failure, ..ResultRecord::default() }));
 }
 
-/// The receipt of what [`pick`] would do now, without doing it.
-pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
+/// The record of what [`pick`] would do now, without doing it.
+pub fn explain(pool: &Pool, ask: &Ask) -> Record {
     let live = pool.live.read().clone();
     let settings = live.settings;
-    let mut receipt = ask.receipt(pool, settings, 0);
-    let prospects = prospects(pool, ask, &live, &pool.fleet.workers(), &[]);
+    let (prospects, elsewhere) = prospects(pool, ask, &live, &pool.fleet.workers(), &[]);
+    let turn = pool.ledger.turn();
+    let mut draft = ask.draft(pool, &settings, 0);
+    (draft.elsewhere, draft.turn) = (&elsewhere, turn.as_ref());
     let request = ask.pick_request(pool);
     match pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, prospects) {
         Ok((decision, candidates)) => {
-            receipt.fill(&candidates, &decision);
-            receipt.shadows = shadow::evaluate(&settings, &request, &candidates, &decision, None);
+            let shadows = shadow::evaluate(&settings, &request, &candidates, &decision, turn.as_ref());
+            answered(Draft { shadows: &shadows, ..draft }, &candidates, &decision)
         }
-        Err(nobody) => {
-            stand(&mut receipt, &nobody);
-        }
-    }
-    receipt
-}
-
-/// Writes down who was rejected and for what; whether overload is the reason.
-fn stand(receipt: &mut Receipt, nobody: &NoPick) -> bool {
-    match &nobody.reason {
-        NoChoice::Empty => false,
-        NoChoice::Overloaded(terms) => {
-            receipt.stand(&nobody.candidates, terms);
-            true
-        }
+        Err(nobody) => unanswered(draft, &nobody),
     }
 }
 
-fn count_shadows(pool: &Pool, receipt: &Receipt, chosen: &Candidate) {
-    for shadow in &receipt.shadows {
+/// The record of a decision.
+fn answered(draft: Draft<'_>, candidates: &[Candidate], decision: &Decision) -> Record {
+    let chosen = Some((decision.chosen, decision.tie));
+    Draft { candidates, terms: &decision.terms, chosen, outcome: decision.outcome, ..draft }.encode()
+}
+
+/// The record of a request that found nobody: who was rejected and for what.
+fn unanswered(draft: Draft<'_>, nobody: &NoPick) -> Record {
+    let terms: &[Terms] = match &nobody.reason {
+        NoChoice::Empty => &[],
+        NoChoice::Overloaded(terms) => terms,
+    };
+    Draft { candidates: &nobody.candidates, terms, turn: nobody.turn.as_ref(), ..draft }.encode()
+}
+
+fn count_shadows(pool: &Pool, shadows: &[Shadow], chosen: &Candidate) {
+    for shadow in shadows {
         let agrees = if shadow.target == chosen.target { "true" } else { "false" };
         pool.metrics.shadow_picks.with_label_values(&[shadow.policy.label(), agrees]).inc();
         let regret = u64::try_from(shadow.regret_blocks).unwrap_or(0);
@@ -216,19 +258,30 @@ fn count_shadows(pool: &Pool, receipt: &Receipt, chosen: &Candidate) {
 }
 
 /// All ranks of all ready workers, with what their views and the routing
-/// history are worth for this request.
+/// history are worth for this request; and which of them hold more of it for
+/// another namespace, sorted.
 fn prospects(
     pool: &Pool,
     ask: &Ask,
     live: &Live,
     workers: &[Arc<Worker>],
     excluded: &[WorkerId],
-) -> Vec<Prospect> {
+) -> (Vec<Prospect>, Vec<(Target, u64)>) {
+    let other = ask.beginning.as_ref().and_then(|beginning| beginning.other.as_ref());
+    let others = other.map_or_else(Vec::new, |(namespace, blocks)| pool.index.hits(*namespace, blocks));
+    let mut elsewhere = Vec::new();
     let claims = pool.index.hits(ask.namespace, &ask.blocks);
     let now = pool.clock.now();
+    let held = |hits: &[Hit], slot| {
+        let found = hits.binary_search_by_key(&slot, |hit| hit.slot);
+        found.map_or_else(|_| TierHits::default(), |at| hits[at].tiers())
+    };
     let prospect = |state: &Arc<TargetState>| {
-        let found = claims.binary_search_by_key(&state.slot, |hit| hit.slot);
-        let claimed = found.map_or_else(|_| TierHits::default(), |at| claims[at].tiers());
+        let claimed = held(&claims, state.slot);
+        let for_others = held(&others, state.slot).total();
+        if for_others > claimed.total() {
+            elsewhere.push((state.target.clone(), for_others));
+        }
         let trust = state.trust.lock().verdict(now, live.freshness);
         let paired = state.facts().paired;
         let usable = |held| match ask.bypasses_cache {
@@ -250,7 +303,9 @@ fn prospects(
         Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
     };
     let eligible = workers.iter().filter(|worker| ask.is_for(worker) && !excluded.contains(&worker.id));
-    eligible.flat_map(|worker| worker.targets.iter().map(prospect)).collect()
+    let prospects = eligible.flat_map(|worker| &worker.targets).map(prospect).collect();
+    elsewhere.sort();
+    (prospects, elsewhere)
 }
 
 fn count(pool: &Pool, ask: &Ask, policy: PolicyKind, outcome: Outcome, chosen: Option<&Candidate>) {

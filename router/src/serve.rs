@@ -16,6 +16,7 @@ use crate::fleet::Workers;
 use crate::pool::Pool;
 use crate::proxy::App;
 use crate::proxy::upstream::Upstream;
+use crate::receipts::files::Writer;
 use crate::{admin, feed, fleet, listen, live, proxy};
 
 /// How long the first views may take before the router is ready without them.
@@ -23,6 +24,8 @@ const WARM_LIMIT: Duration = Duration::from_secs(60);
 /// The same while the broker does not answer: no view can come, and every
 /// replica would wait alike.
 const BROKER_LIMIT: Duration = Duration::from_secs(10);
+/// How long the last receipts may take to their file after the last answer.
+const LAST_RECEIPTS: Duration = Duration::from_secs(5);
 /// How often readiness looks at views, and parity at pages.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -30,7 +33,10 @@ const LOOK: Duration = Duration::from_millis(200);
 pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     let limits = config.file.limits.clone();
     let ports = config.file.listen.clone();
-    let pool = Arc::new(Pool::new(config)?);
+    let receipts = config.file.receipt_files.as_ref().map(Writer::start).transpose()?;
+    let mut pool = Pool::new(config)?;
+    receipts.iter().for_each(|writer| pool.receipts.write_to(writer.queue()));
+    let pool = Arc::new(pool);
     let upstream = Upstream::new(Duration::from_secs(limits.connect_timeout_seconds));
     let http = bind(ports.http, "listen.http").await?;
     let metrics = bind(ports.metrics, "listen.metrics").await?;
@@ -60,6 +66,12 @@ pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     match drained {
         Ok(_) => tracing::info!(target: "kv_router", "drained"),
         Err(_) => tracing::warn!(target: "kv_router", "stopped with answers still open"),
+    }
+    if let Some(receipts) = receipts {
+        let last = tokio::task::spawn_blocking(move || receipts.finish());
+        if tokio::time::timeout(LAST_RECEIPTS, last).await.is_err() {
+            tracing::error!(target: "kv_router", "the last receipts were not written in time");
+        }
     }
     Ok(())
 }

@@ -42,6 +42,7 @@ pub(super) fn check(file: &RouterConfig) -> Checked {
     check_overload(&file.overload)?;
     check_image_weight(file.image_weight)?;
     check_sessions(&file.session_affinity)?;
+    check_receipt_files(file.receipt_files.as_ref())?;
     let limits = [
         ("limits.requestBodyBytes", file.limits.request_body_bytes),
         ("limits.connectTimeoutSeconds", file.limits.connect_timeout_seconds),
@@ -53,6 +54,25 @@ pub(super) fn check(file: &RouterConfig) -> Checked {
         None => Ok(()),
     }
 }
+
+fn check_receipt_files(files: Option<&file::ReceiptFiles>) -> Checked {
+    let Some(files) = files else { return Ok(()) };
+    if files.directory.as_os_str().is_empty() {
+        return complain("receiptFiles.directory", "must not be empty; name a folder of this router's own");
+    }
+    if files.max_bytes < MIN_RECEIPT_FILE_BYTES {
+        return complain("receiptFiles.maxBytes", format!("must be at least {MIN_RECEIPT_FILE_BYTES}"));
+    }
+    if !(2..=MAX_RECEIPT_FILES).contains(&files.max_files) {
+        return complain("receiptFiles.maxFiles", format!("must be 2 to {MAX_RECEIPT_FILES}"));
+    }
+    Ok(())
+}
+
+/// A smaller file holds a handful of receipts and is not worth its name.
+const MIN_RECEIPT_FILE_BYTES: u64 = 64 << 10;
+/// The folder is listed whenever a file is begun.
+const MAX_RECEIPT_FILES: u64 = 10_000;
 
 /// Checks the version of either file.
 pub(super) fn check_version(version: u32) -> Checked {

@@ -76,7 +76,7 @@ impl Watch {
     }
 
     fn note_failure(&mut self, reason: &'static str) {
-        self.result.failure = Some(reason);
+        self.result.failure = Some(reason.into());
         self.pool.metrics.failures.with_label_values(&[reason]).inc();
     }
 
@@ -118,7 +118,7 @@ impl Drop for Watch {
             self.note_failure("client_gone");
         }
         self.routed.lease.end(self.pool.clock.now());
-        self.pool.receipts.lock().join(self.routed.receipt, self.result.clone());
+        self.pool.receipts.join(self.routed.receipt, std::mem::take(&mut self.result));
     }
 }
 

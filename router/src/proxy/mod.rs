@@ -223,8 +223,8 @@ fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response
         true => (429, "overloaded", ClientError::Overloaded),
         false => (503, "no_target", ClientError::NoWorker),
     };
-    let result = ResultRecord { status, failure: Some(reason), ..ResultRecord::default() };
-    app.pool.receipts.lock().join(unrouted.receipt, result);
+    let result = ResultRecord { status, failure: Some(reason.into()), ..ResultRecord::default() };
+    app.pool.receipts.join(unrouted.receipt, result);
     app.pool.metrics.failures.with_label_values(&[reason]).inc();
     last.unwrap_or(error).into_response()
 }

@@ -125,6 +125,8 @@ pub struct NoPick {
     pub reason: NoChoice,
     /// Who stood for choice, sorted by target.
     pub candidates: Vec<Candidate>,
+    /// The target that was chosen before.
+    pub turn: Option<Target>,
 }
 
 /// Decides and books, one pick at a time.
@@ -164,7 +166,7 @@ impl Ledger {
         let turn = selecting.turn.clone();
         let (decision, session) = match self.choose(now, settings, request, &field, turn.as_ref()) {
             Ok(chosen) => chosen,
-            Err(reason) => return Err(NoPick { reason, candidates: field.candidates }),
+            Err(reason) => return Err(NoPick { reason, candidates: field.candidates, turn }),
         };
         let chosen = &field.candidates[decision.chosen];
         selecting.turn = Some(chosen.target.clone());
@@ -191,8 +193,13 @@ impl Ledger {
         let field = Field::new(now, settings, request, namespace, prospects);
         match self.choose(now, settings, request, &field, selecting.turn.as_ref()) {
             Ok((decision, _)) => Ok((decision, field.candidates)),
-            Err(reason) => Err(NoPick { reason, candidates: field.candidates }),
+            Err(reason) => Err(NoPick { reason, candidates: field.candidates, turn: selecting.turn.clone() }),
         }
+    }
+
+    /// The target that was chosen last.
+    pub fn turn(&self) -> Option<Target> {
+        self.selecting.lock().turn.clone()
     }
 
     /// Sessions that are bound.

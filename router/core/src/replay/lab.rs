@@ -21,12 +21,12 @@ use super::report::with_digest;
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::events::envelope::Status;
 use crate::ids::{Epoch, Role, Target, WorkerId};
+use crate::json::canonical_json;
 use crate::policy::hits::usable;
 use crate::policy::tie::{TieBranch, Ties};
 use crate::policy::{
     Candidate, Evidence, Load, NoChoice, Outcome, Overload, PickRequest, Settings, Terms, decide_with,
 };
-use crate::receipts::canonical_json;
 use crate::trust::{Freshness, State, Trust, Verdict};
 use crate::units::{Millis, TierHits, Tokens};
 

@@ -11,9 +11,9 @@ use std::collections::BTreeSet;
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use super::fields::{Fields, Problem, TraceError};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::Epoch;
+use crate::json::fields::{Fields, Problem, TraceError};
 use crate::units::{BlockSize, Tick, Tokens};
 
 /// Version of the fields.

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::contender::Contender;
 use super::run::{Plan, Run};
 use super::trace::Trace;
-use crate::receipts::canonical_json;
+use crate::json::canonical_json;
 
 /// Version of the report's fields.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -164,7 +164,7 @@ pub(super) fn with_digest(mut body: Value) -> String {
 }
 
 /// The rows as CSV, with a head line.
-pub fn to_csv(rows: &[Summary]) -> String {
+pub fn to_csv<T: Serialize>(rows: &[T]) -> String {
     let mut text = String::new();
     for row in rows {
         let Ok(Value::Object(fields)) = serde_json::to_value(row) else { continue };
