@@ -80,13 +80,13 @@ pub struct ReplayFlags {
     pub model: ModelFlags,
     /// What a lab trace's replay may set.
     #[command(flatten)]
-    pub lab: LabFlags,
+    pub lab: LabSettings,
 }
 
 /// Settings of a lab trace's replay, the same for all policies.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Lab traces")]
-pub struct LabFlags {
+pub struct LabSettings {
     /// Milliseconds without news after which a view's hits no longer count.
     #[arg(long, default_value_t = 10_000)]
     pub budget_ms: u64,
@@ -98,7 +98,7 @@ pub struct LabFlags {
     pub cold_reserve: f64,
 }
 
-impl LabFlags {
+impl LabSettings {
     /// The lab's clocks, with this budget.
     pub fn model(&self) -> lab::LabModel {
         lab::LabModel { budget_ticks: self.budget_ms, ..lab::LabModel::default() }

@@ -11,7 +11,7 @@ const MAX_ROWS = 40;
 export function DecisionPanel({ decision, theme, onClose }: { decision: Decision; theme: string; onClose: () => void }) {
   const heading = useRef<HTMLHeadingElement>(null);
   const [filter, setFilter] = useState("");
-  useEffect(() => heading.current?.focus({ preventScroll: true }), [decision.id, decision.at]);
+  useEffect(() => heading.current?.focus(), [decision.id, decision.at]);
   const cheapestFirst = [...decision.candidates].sort(
     (a, b) => Number(b.target === decision.chosen) - Number(a.target === decision.chosen) || a.cost - b.cost,
   );
@@ -59,7 +59,7 @@ export function DecisionPanel({ decision, theme, onClose }: { decision: Decision
       <Candidates decision={decision} rows={rows} />
       <h3>Reuse against work</h3>
       <p class="note">Up and left is better. The line joins candidates that no other one dominates.</p>
-      <Plane decision={decision} theme={theme} />
+      <div class="plane"><Plane decision={decision} theme={theme} /></div>
       <ul class="keys" aria-label="Marks">
         <li><span class="mark chosen" /> chosen</li>
         <li><span class="mark open" /> not dominated</li>

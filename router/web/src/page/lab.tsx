@@ -153,8 +153,6 @@ function useTheirs(start: Start, opened: Opened, view: View, settings: Settings[
   const [found, setFound] = useState<{ key: string; theirs: Theirs | null } | null>(null);
   const spelt = settings.map(spelling).join(",");
   const key = `${opened.text.length} ${opened.name} ${spelt} ${view.budget} ${view.weights.maxQueued} ${view.weights.coldReserve}`;
-  const first = useRef<string | null>(null);
-  if (first.current === null) first.current = toHash({ ...fromHash(""), weights: fromHash("").weights });
   const untouched = opened.text === start.trace && flags(view).length === 0;
   useEffect(() => {
     if (untouched || !start.served) return;
@@ -260,6 +258,8 @@ const FIGURES: Figure[] = [
 ];
 
 function PolicyTable({ ledger, policy, choose }: { ledger: Ledger; policy: Policy; choose: (policy: Policy) => void }) {
+  // Nobody is sent away without a cap.
+  const shown = FIGURES.filter(({ key }) => key !== "unrouted" || ledger.runs.some((run) => run.summary.unrouted > 0));
   return (
     <section class="panel" aria-labelledby="policies-title">
       <header class="row">
@@ -271,7 +271,7 @@ function PolicyTable({ ledger, policy, choose }: { ledger: Ledger; policy: Polic
           <thead>
             <tr>
               <th scope="col">Policy</th>
-              {FIGURES.map((figure) => (
+              {shown.map((figure) => (
                 <th scope="col" class="num" key={figure.key} title={figure.help}>{figure.name}<small>{figure.unit}</small></th>
               ))}
             </tr>
@@ -285,7 +285,7 @@ function PolicyTable({ ledger, policy, choose }: { ledger: Ledger; policy: Polic
                     <span class="mono" title={run.policy}>{run.name}</span>
                   </label>
                 </th>
-                {FIGURES.map((figure) => <Cell key={figure.key} figure={figure} value={run.summary[figure.key]} all={ledger.runs.map((one) => one.summary[figure.key])} />)}
+                {shown.map((figure) => <Cell key={figure.key} figure={figure} value={run.summary[figure.key]} all={ledger.runs.map((one) => one.summary[figure.key])} />)}
               </tr>
             ))}
           </tbody>

@@ -127,6 +127,7 @@ function names(plot: uPlot, points: Point[], ink: Ink, ratio: number, at: (point
   const { ctx } = plot;
   ctx.font = `${12 * ratio}px system-ui, sans-serif`;
   ctx.textBaseline = "middle";
+  ctx.textAlign = "left";
   const places = new Map<string, Point[]>();
   for (const point of points) {
     const key = `${point.x} ${point.y}`;

@@ -24,7 +24,8 @@ export function ProofStrip({ proof, onShow }: { proof: Proof; onShow: () => void
       )}
       <span class="digest mono" title="SHA-256 of this page's ledger, as `kv-router replay --json` prints it">
         <span class="visually-hidden">SHA-256 of this page's ledger: </span>
-        {proof.digest}
+        <span aria-hidden="true">SHA-256 </span>
+        <span data-own-digest>{proof.digest}</span>
       </span>
     </div>
   );

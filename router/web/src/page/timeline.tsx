@@ -74,11 +74,11 @@ export function Timeline(props: {
             <h3 class="mono name" title={worker.name}>{worker.name}</h3>
             <Chart
               label={label}
-              height={132}
+              height={place === trace.workers.length - 1 ? 132 : 108}
               theme={theme}
               data={[lane.times, lane.queued, lane.context, lane.cache]}
               version={`${run.policy} ${scene.key} ${selected} ${top} ${blocks} ${lane.times.join()} ${lane.queued.join()}`}
-              options={(ink) => optionsOf(ink, lane, scene, top, blocks, selected)}
+              options={(ink) => optionsOf(ink, lane, scene, top, blocks, selected, place === trace.workers.length - 1)}
             />
           </div>
         );
@@ -87,7 +87,7 @@ export function Timeline(props: {
   );
 }
 
-function optionsOf(ink: Ink, lane: Lane, scene: Scene, top: number, blocks: number, selected: string | null) {
+function optionsOf(ink: Ink, lane: Lane, scene: Scene, top: number, blocks: number, selected: string | null, isLast: boolean) {
   const stepped = uPlot.paths.stepped?.({ align: 1 });
   const line = (label: string, stroke: string, scale: string, unit: string, fill?: string): uPlot.Series => ({
     label,
@@ -107,7 +107,7 @@ function optionsOf(ink: Ink, lane: Lane, scene: Scene, top: number, blocks: numb
     },
     cursor: { sync: { key: "lanes" }, y: false, drag: { x: false, y: false } },
     axes: [
-      axis(ink, { values: (_: uPlot, at: number[]) => at.map((one) => `${count(one)}`), label: "ms" , labelSize: 14, size: 26 }),
+      axis(ink, { values: (_: uPlot, at: number[]) => at.map((one) => `${count(one)}`), ...(isLast ? { label: "time, ms", labelSize: 20 } : {}), size: 24 }),
       axis(ink, { label: "tokens", size: 46 }),
       axis(ink, { label: "blocks", scale: "blocks", side: 1, size: 36, grid: { show: false } }),
     ],
@@ -127,6 +127,9 @@ function arrivals(plot: uPlot, lane: Lane, scene: Scene, selected: string | null
   const { ctx, bbox } = plot;
   const ratio = devicePixelRatio || 1;
   ctx.save();
+  ctx.setLineDash([]);
+  ctx.textAlign = "left";
+  ctx.textBaseline = "alphabetic";
   for (const { at, id } of lane.arrivals) {
     if (at < scene.from || at > scene.to) continue;
     const x = plot.valToPos(at, "x", true);
