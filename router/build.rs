@@ -14,7 +14,12 @@ fn main() -> io::Result<()> {
     // The folder is always there, with a .gitignore in it: one that comes and goes
     // would make cargo build the crate anew every time.
     println!("cargo::rerun-if-changed=web/dist");
-    let files = [("DOCUMENT", "index.html"), ("SCRIPT", "page.js"), ("STYLE", "page.css"), ("LICENCES", "licences.txt")];
+    let files = [
+        ("DOCUMENT", "index.html"),
+        ("SCRIPT", "page.js"),
+        ("STYLE", "page.css"),
+        ("LICENCES", "licences.txt"),
+    ];
     let complete = files.iter().all(|(_, name)| built.join(name).is_file());
     let mut source = String::new();
     for (constant, name) in files {

@@ -115,8 +115,7 @@ impl Start {
         };
         let bad = |problem| LabError::Trace { name: name.clone(), problem: Box::new(problem) };
         let policies: Vec<Settings> = Contender::shipped().iter().filter_map(settings).collect();
-        let ledger =
-            ledger(&trace, LabModel::default(), Overload::default(), &policies).map_err(bad)?;
+        let ledger = ledger(&trace, LabModel::default(), Overload::default(), &policies).map_err(bad)?;
         Ok(Self { name, trace, ledger })
     }
 
@@ -243,7 +242,10 @@ mod tests {
             assert!(ledger.contains(part), "{part}");
         }
         for (change, problem) in [
-            ((|one| one.cold_reserve = 1.5) as fn(&mut Question), "at most 32 policies and a cold reserve of 0 to 1"),
+            (
+                (|one| one.cold_reserve = 1.5) as fn(&mut Question),
+                "at most 32 policies and a cold reserve of 0 to 1",
+            ),
             (|one| one.policies[0] = "fastest".to_owned(), "no policy is called \"fastest\""),
             (|one| one.trace.truncate(40), "line 3: object: is not JSON: EOF while parsing a value"),
         ] {

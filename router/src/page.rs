@@ -98,7 +98,8 @@ pub fn export(start: &str) -> Option<String> {
         hash(SCRIPT),
         hash(STYLE)
     );
-    let head = format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n<style>{STYLE}</style>");
+    let head =
+        format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n<style>{STYLE}</style>");
     // Data, not script: but the parser must not find an end tag in it.
     let data = start.replace('<', "\\u003c");
     let tail = format!(
@@ -145,7 +146,9 @@ impl Guard {
             Some(None) => return Some("the Host header cannot be read"),
         };
         if let Some(origin) = text("origin") {
-            let own = |origin: &str| ["http://", "https://"].iter().any(|scheme| origin == format!("{scheme}{host}"));
+            let own = |origin: &str| {
+                ["http://", "https://"].iter().any(|scheme| origin == format!("{scheme}{host}"))
+            };
             if !origin.is_some_and(own) {
                 return Some("the request comes from a page of another origin");
             }
@@ -159,9 +162,12 @@ impl Guard {
         if !near && !follows_link {
             return Some("the request comes from a page of another origin");
         }
-        let browser = site.is_some() || ["origin", "accept-language"].iter().any(|name| headers.contains_key(*name));
+        let browser =
+            site.is_some() || ["origin", "accept-language"].iter().any(|name| headers.contains_key(*name));
         if self == Self::Open && browser && !is_ours(host) {
-            return Some("without a token browsers must use an IP address or localhost, as other names can be pointed here by anybody");
+            return Some(
+                "without a token browsers must use an IP address or localhost, as other names can be pointed here by anybody",
+            );
         }
         None
     }
@@ -184,9 +190,9 @@ mod tests {
 
     #[track_caller]
     fn check(why: &str, guard: Guard, headers: &[(&'static str, &'static str)], passes: bool) {
-        let pairs = headers.iter().map(|(name, value)| {
-            (HeaderName::from_static(name), HeaderValue::from_static(value))
-        });
+        let pairs = headers
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
         let found = guard.refusal(&Method::GET, &pairs.collect());
         assert_eq!(found.is_none(), passes, "{why}: {found:?}");
     }
@@ -203,7 +209,11 @@ mod tests {
         check("another port", open, &[local, ("origin", "http://127.0.0.1:80")], false);
         check("an opaque origin", open, &[local, ("origin", "null")], false);
         check("another site", open, &[local, ("sec-fetch-site", "cross-site")], false);
-        let link = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document"), ("sec-fetch-site", "cross-site")];
+        let link = [
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-dest", "document"),
+            ("sec-fetch-site", "cross-site"),
+        ];
         check("a link", open, &[&[local], &link[..]].concat(), true);
         check("a frame", open, &[local, link[0], ("sec-fetch-dest", "iframe"), link[2]], false);
         let rebound = [("host", "evil.example:9091"), ("accept-language", "en")];
@@ -211,7 +221,12 @@ mod tests {
         check("the same, and a token is needed", token, &rebound, true);
         check("IPv6", open, &[("host", "[::1]:9091"), ("accept-language", "en")], true);
         check("localhost", open, &[("host", "localhost:9091"), ("accept-language", "en")], true);
-        check("localhost of somebody", open, &[("host", "localhost.evil.example"), ("accept-language", "en")], false);
+        check(
+            "localhost of somebody",
+            open,
+            &[("host", "localhost.evil.example"), ("accept-language", "en")],
+            false,
+        );
     }
 
     /// Whatever stands in a trace, an exported file has one script that runs.
@@ -231,6 +246,9 @@ mod tests {
     #[test]
     fn a_build_without_the_page_says_how_to_get_it() {
         assert!(MISSING.contains("make web") && MISSING.contains("cargo build"));
-        assert_eq!(BUILT, DOCUMENT.contains(STYLE_LINK) && DOCUMENT.contains(SCRIPT_LINK) && DOCUMENT.contains(LAB));
+        assert_eq!(
+            BUILT,
+            DOCUMENT.contains(STYLE_LINK) && DOCUMENT.contains(SCRIPT_LINK) && DOCUMENT.contains(LAB)
+        );
     }
 }

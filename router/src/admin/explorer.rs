@@ -96,13 +96,14 @@ fn namespace_of(namespace: NamespaceId) -> String {
     format!("{:032x}", namespace.0)
 }
 
-/// `[name, role, ready, reason, engine, [rank …]]`.
+/// `[name, role, ready, reason, engine, [rank …], missed probes]`.
 fn worker_row(pool: &Pool, worker: &Worker, now: Tick, freshness: Freshness) -> Value {
     let status = worker.status();
     let ranks: Vec<Value> =
         worker.targets.iter().map(|target| rank_row(pool, target, now, freshness)).collect();
     let (ready, reason) = (status.ready, status.reason.label());
-    json!([worker.id.as_str(), worker.place().role.label(), ready, reason, status.engine.label(), ranks])
+    let (role, missed) = (worker.place().role.label(), worker.missed_probes());
+    json!([worker.id.as_str(), role, ready, reason, status.engine.label(), ranks, missed])
 }
 
 /// `[rank, state, reason, credited, epoch, seq, age, blocks, active, queued,

@@ -1,7 +1,7 @@
 // The page in a real Chromium: what it shows is what kv-router computes, whatever it is given.
 
 import assert from "node:assert/strict";
-import { execFileSync } from "node:child_process";
+import { execFileSync, spawnSync } from "node:child_process";
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { join } from "node:path";
@@ -40,6 +40,10 @@ async function open(url: string, options: Parameters<Browser["newContext"]>[0] =
 }
 
 async function watch(page: Page, url: string): Promise<Page> {
+  // While one works on the page: its files from dist/, without building kv-router again.
+  if (process.env["FROM_DIST"]) {
+    await page.route(/page\.(js|css)$/, (route) => route.fulfill({ path: `dist/${new URL(route.request().url()).pathname.split("/").pop()}` }));
+  }
   page.on("pageerror", (error) => complaints.push(`${error}`));
   page.on("console", (message) => {
     // A missing token is an answer, not a fault.
@@ -312,6 +316,8 @@ async function picture(page: Page, name: string, part: string | null): Promise<v
   const path = join(PICTURES, `${name}.png`);
   if (part === null) await page.screenshot({ path });
   else await page.locator(part).screenshot({ path });
+  // Those that are committed should be small; without the program they are merely larger.
+  if (process.env["UPDATE_SCREENSHOTS"]) spawnSync("pngquant", ["--force", "--ext", ".png", "--speed", "1", "--strip", "48", path]);
 }
 
 test("screenshots of the lab in both themes", async () => {
@@ -373,6 +379,8 @@ test("the explorer on a running router: token, receipts, why, one namespace, a k
     const ids = (text: string) => new Set([...text.matchAll(/talk-(\d)-/g)].map((found) => Number(found[1]) % 3 === 0));
     for (const namespace of both) {
       await page.getByLabel("Namespace").selectOption(namespace);
+      // The former tenant's receipts go at once, this one's come with the next answer.
+      await page.waitForTimeout(1200);
       await page.locator(".stream tbody button.open").nth(5).waitFor();
       assert.equal(ids(await page.locator(".stream tbody").innerText()).size, 1, "one tenant's receipts");
     }
@@ -392,6 +400,23 @@ test("the explorer on a running router: token, receipts, why, one namespace, a k
     writeFileSync(saved, readFileSync(await download.path()));
     const table = execFileSync(program("kv-router"), ["replay", "--trace", saved], { encoding: "utf8" });
     assert.match(table, /cache-plus-load/);
+    const replayed = await open(served.url);
+    await replayed.setInputFiles("#pick-trace", saved);
+    await replayed.locator('[data-repeated="0"]').waitFor();
+    const ledgerFile = join(scratch, "recorded.json");
+    const ask = async (flags: string[]) => {
+      execFileSync(program("kv-router"), ["replay", "--trace", saved, "--json", ledgerFile, ...flags], { stdio: "ignore" });
+      await replayed.setInputFiles("#pick-ledger", ledgerFile);
+      await equal(replayed, digestOf(readFileSync(ledgerFile, "utf8")), `receipts ${flags.join(" ")}`);
+    };
+    await ask([]);
+    await replayed.locator("#s-queue").fill("2");
+    await ask(["--policies", "cache-plus-load:queue=2,kv-aware,longest-prefix,least-load,round-robin,lmetric"]);
+    await axe(replayed, "receipts");
+    const spoilt = readFileSync(saved, "utf8").replace('"tie":"none"', '"tie":"session"');
+    await replayed.setInputFiles("#pick-trace", { name: "spoilt.jsonl", mimeType: "application/json", buffer: Buffer.from(spoilt) });
+    await replayed.getByRole("alert").filter({ hasText: /line \d+: digest: is not that of the line/ }).waitFor();
+    await replayed.context().close();
     for (const colorScheme of ["light", "dark"] as const) {
       await page.emulateMedia({ colorScheme });
       await picture(page, `lab-explorer-${colorScheme}`, null);
@@ -410,6 +435,8 @@ test("the explorer on a running router: token, receipts, why, one namespace, a k
     assert.equal((await fetch(`${running.admin}/v1/admin/live`, { headers: { authorization: "Bearer s3cret", origin: "http://evil.example" } })).status, 403);
     await page.context().close();
   } finally {
+    // Pages first: they would go on asking.
+    await Promise.all(browser.contexts().map((context) => context.close()));
     await quiet();
     running.stop();
   }

@@ -1,13 +1,22 @@
-// Bundles the tests that need no browser and runs them. They compare with the built `kv-router`, so build it first.
+// Bundles the tests and runs them: `oracle` with Node alone, `page` in Chromium where there is one. Both compare with
+// the built `kv-router`, so build it first. Names as arguments select.
 
 import { spawnSync } from "node:child_process";
+import { existsSync } from "node:fs";
 import { build } from "esbuild";
 
 const root = new URL("..", import.meta.url).pathname;
-const names = process.argv.slice(2);
-const all = names.length > 0 ? names : ["oracle"];
+const chromium = process.env.CHROMIUM ?? "/usr/bin/chromium";
+let names = process.argv.slice(2);
+if (names.length === 0) {
+  names = ["oracle", "page"];
+  if (!existsSync(chromium)) {
+    names.pop();
+    console.log(`no ${chromium}: the tests in the browser do not run (apt-get install chromium, or set CHROMIUM)`);
+  }
+}
 await build({
-  entryPoints: all.map((name) => `test/${name}.test.ts`),
+  entryPoints: names.map((name) => `test/${name}.test.ts`),
   outdir: "out/test",
   bundle: true,
   platform: "node",
@@ -17,9 +26,8 @@ await build({
   absWorkingDir: root,
   outExtension: { ".js": ".mjs" },
 });
-const files = all.map((name) => `out/test/${name}.test.mjs`);
-const done = spawnSync(process.execPath, ["--test", "--test-reporter=spec", "--enable-source-maps", ...files], {
-  cwd: root,
-  stdio: "inherit",
-});
+const files = names.map((name) => `out/test/${name}.test.mjs`);
+const only = process.env.ONLY ? [`--test-name-pattern=${process.env.ONLY}`] : [];
+const flags = ["--test", ...only, "--test-concurrency=1", "--test-reporter=spec", "--enable-source-maps"];
+const done = spawnSync(process.execPath, [...flags, ...files], { cwd: root, stdio: "inherit" });
 process.exit(done.status ?? 1);

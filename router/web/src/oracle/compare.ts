@@ -52,6 +52,10 @@ export function compare(ours: Value, theirs: Value): Line[] {
       continue;
     }
     const short = policy.split(":")[0] ?? policy;
+    if (!Array.isArray(run["receipts"]) && !Array.isArray(mine["receipts"])) {
+      lines.push(...difference(short, "figures", mine, run));
+      continue;
+    }
     const [left, right] = [receiptsOf(mine), receiptsOf(run)];
     for (const id of new Set([...left.keys(), ...right.keys()])) {
       lines.push(...difference(short, id, left.get(id) ?? null, right.get(id) ?? null));

@@ -5,7 +5,8 @@ import { MODEL } from "../oracle/replay.ts";
 import { count, number, share } from "./format.ts";
 import { SLIDERS, type Slider, type View } from "./state.ts";
 
-export function Controls({ view, change }: { view: View; change: (next: Partial<View>) => void }) {
+export function Controls({ view, change, only }: { view: View; change: (next: Partial<View>) => void; only?: Slider["key"][] }) {
+  const sliders = only ? SLIDERS.filter(({ key }) => only.includes(key)) : SLIDERS;
   const moved = SLIDERS.some(({ key }) => valueOf(view, key) !== startOf(key));
   const set = (slider: Slider, value: number) => {
     if (slider.key === "budget") return change({ budget: value });
@@ -20,7 +21,7 @@ export function Controls({ view, change }: { view: View; change: (next: Partial<
           Reset
         </button>
       </header>
-      {SLIDERS.map((slider) => {
+      {sliders.map((slider) => {
         const value = valueOf(view, slider.key);
         const shown = spoken(slider, value);
         return (
@@ -42,7 +43,10 @@ export function Controls({ view, change }: { view: View; change: (next: Partial<
           </div>
         );
       })}
-      <p class="note">Weights count for <span class="mono">cache-plus-load</span>, the first also for <span class="mono">kv-aware</span>. Budget, cap and reserve count for all.</p>
+      <p class="note">
+        Weights count for <span class="mono">cache-plus-load</span>, the first also for <span class="mono">kv-aware</span>.{" "}
+        {only ? "Untouched, the recorded ones count." : "Budget, cap and reserve count for all."}
+      </p>
     </form>
   );
 }

@@ -147,7 +147,7 @@ function Candidates({ decision, rows }: { decision: Decision; rows: Candidate[] 
               <td class="num">{trim(one.uncached)}</td>
               <td class="num">{trim(one.loadCost)}</td>
               <td class="num strong">{trim(one.cost)}</td>
-              <td>{fate(decision, one)}<small>{`${number(workAfter(decision, one))} tokens after assignment`}</small></td>
+              <td>{fate(decision, one)}<small title="Tokens queued and in contexts once this prompt is on it">{`work after: ${number(workAfter(decision, one))}`}</small></td>
             </tr>
           ))}
         </tbody>

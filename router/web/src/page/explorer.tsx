@@ -215,7 +215,8 @@ function NewsList({ news, now }: { news: News[]; now: number }) {
   return (
     <section class="panel news" aria-labelledby="news-title">
       <h2 id="news-title">What changed</h2>
-      <ul class="plain" role="log" aria-live="polite" aria-relevant="additions">
+      <div role="log" aria-live="polite" aria-relevant="additions">
+      <ul class="plain">
         {news.length === 0 && <li class="note">Nothing since this page was opened.</li>}
         {news.slice(0, 6).map((one) => (
           <li key={`${one.at} ${one.worker} ${one.text}`} class={one.bad ? "bad" : ""}>
@@ -224,6 +225,7 @@ function NewsList({ news, now }: { news: News[]; now: number }) {
           </li>
         ))}
       </ul>
+      </div>
     </section>
   );
 }

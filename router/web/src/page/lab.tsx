@@ -6,12 +6,14 @@ import { toCsv } from "../oracle/csv.ts";
 import type { Value } from "../oracle/json.ts";
 import { POLICIES, spelling, type Policy, type Settings } from "../oracle/policy.ts";
 import { MODEL, replay, type LabRun, type LabSummary, type Ledger } from "../oracle/replay.ts";
+import { isRecorded, MAX_RECORDED, readRecorded, type Recorded } from "../oracle/recorded.ts";
 import { LIMITS, readTrace, TraceError, type Trace } from "../oracle/trace.ts";
 import { Controls } from "./controls.tsx";
 import { ofLab } from "./decision_model.ts";
 import { DecisionPanel, OutcomeBadge } from "./decision.tsx";
 import { count, digestOf, number, plural, share, time, worker } from "./format.ts";
 import { Differences, ProofStrip, type Proof } from "./proof.tsx";
+import { RecordedView } from "./recorded.tsx";
 import { scenesOf, type Scene } from "./scenes.ts";
 import { flags, fromHash, toHash, type View } from "./state.ts";
 import { Timeline } from "./timeline.tsx";
@@ -45,6 +47,7 @@ export function Lab({ start, theme }: { start: Start; theme: string }) {
   const [view, setView] = useState<View>(() => fromHash(location.hash));
   const [problem, setProblem] = useState<string | null>(null);
   const [file, setFile] = useState<Theirs | null>(null);
+  const [receipts, setReceipts] = useState<{ name: string; trace: Recorded } | null>(null);
 
   const change = (next: Partial<View>) => setView((before) => ({ ...before, ...next }));
   useEffect(() => {
@@ -69,11 +72,18 @@ export function Lab({ start, theme }: { start: Start; theme: string }) {
 
   const openTrace = async (chosen: File) => {
     try {
-      if (chosen.size > LIMITS.bytes) {
-        throw new TraceError(1, "file", `has ${count(chosen.size)} bytes, and the limit is ${count(LIMITS.bytes)}`);
+      const head = await chosen.slice(0, 4 << 20).text();
+      const limit = isRecorded(head) ? MAX_RECORDED : LIMITS.bytes;
+      if (chosen.size > limit) {
+        throw new TraceError(1, "file", `has ${count(chosen.size)} bytes, and the limit is ${count(limit)}`);
       }
       const text = await chosen.text();
-      setOpened({ name: chosen.name, text, trace: readTrace(text) });
+      if (isRecorded(head)) {
+        setReceipts({ name: chosen.name, trace: readRecorded(text) });
+      } else {
+        setOpened({ name: chosen.name, text, trace: readTrace(text) });
+        setReceipts(null);
+      }
       setFile(null);
       setProblem(null);
       change({ request: null, scene: "all" });
@@ -99,16 +109,20 @@ export function Lab({ start, theme }: { start: Start; theme: string }) {
       <section class="panel intro" aria-label="Trace">
         <div>
           <p class="lead">
-            <strong class="mono name">{opened.name}</strong>{" "}
-            {`${plural(opened.trace.requests.length, "request")}, ${plural(opened.trace.workers.length, "worker")}, blocks of ${plural(opened.trace.blockSize, "token")}`}
+            <strong class="mono name">{receipts?.name ?? opened.name}</strong>{" "}
+            {receipts ? plural(receipts.trace.receipts.length, "receipt") : `${plural(opened.trace.requests.length, "request")}, ${plural(opened.trace.workers.length, "worker")}, blocks of ${plural(opened.trace.blockSize, "token")}`}
           </p>
-          <p class="note">Every number on this page is modelled: made from the trace by a stated service model, not measured on an engine.</p>
+          <p class="note">
+            {receipts
+              ? "Facts as a router recorded them; the other policies' choices are made on this page."
+              : "Every number on this page is modelled: made from the trace by a stated service model, not measured on an engine."}
+          </p>
         </div>
         <div class="row tools">
           <Picker id="trace" label="Open a trace" onPick={openTrace} />
           <Picker id="ledger" label="Compare a ledger" onPick={openLedger} />
-          <button type="button" onClick={() => download(`ledger-${digestOf(ledger.digest)}.json`, ledger.text, "application/json")}>Export JSON</button>
-          <button type="button" onClick={() => download(`ledger-${digestOf(ledger.digest)}.csv`, toCsv(ledger), "text/csv")}>Export CSV</button>
+          {!receipts && <button type="button" onClick={() => download(`ledger-${digestOf(ledger.digest)}.json`, ledger.text, "application/json")}>Export JSON</button>}
+          {!receipts && <button type="button" onClick={() => download(`ledger-${digestOf(ledger.digest)}.csv`, toCsv(ledger), "text/csv")}>Export CSV</button>}
         </div>
       </section>
       {problem !== null && (
@@ -117,8 +131,9 @@ export function Lab({ start, theme }: { start: Start; theme: string }) {
           <button type="button" class="quiet push" onClick={() => setProblem(null)}>Dismiss</button>
         </p>
       )}
-      <ProofStrip proof={proof} onShow={() => document.getElementById("differences-title")?.focus()} />
-      <div class="layout">
+      {receipts && <RecordedView {...receipts} view={view} theme={theme} file={file} change={change} save={(name, text) => download(name, text, "application/json")} />}
+      {!receipts && <ProofStrip proof={proof} onShow={() => document.getElementById("differences-title")?.focus()} />}
+      {!receipts && <div class="layout">
         <Controls view={view} change={change} />
         <div class="sections">
           <PolicyTable ledger={ledger} policy={view.policy} choose={(policy) => change({ policy })} />
@@ -143,7 +158,7 @@ export function Lab({ start, theme }: { start: Start; theme: string }) {
           <RequestTable trace={opened.trace} ledger={ledger} run={run} scene={scene} selected={view.request} open={(request) => change({ request })} />
           <Differences proof={proof} />
         </div>
-      </div>
+      </div>}
     </>
   );
 }
@@ -212,7 +227,7 @@ function Picker({ id, label, onPick }: { id: string; label: string; onPick: (fil
         type="file"
         tabIndex={-1}
         aria-label={label}
-        accept=".json,application/json"
+        accept=".json,.jsonl,application/json"
         onChange={(event) => {
           const [chosen] = event.currentTarget.files ?? [];
           if (chosen) void onPick(chosen);

@@ -22,6 +22,8 @@ export interface Worker {
   reason: string;
   engine: string;
   ranks: Rank[];
+  /** Probes in a row that it did not pass. */
+  missed: number;
 }
 
 export interface Shadow {
@@ -127,7 +129,7 @@ function rankOf(row: Row): Rank {
   };
 }
 
-function workerOf([name, role, ready, reason, engine, ranks]: Row): Worker {
+function workerOf([name, role, ready, reason, engine, ranks, missed]: Row): Worker {
   return {
     name: text(name),
     role: text(role),
@@ -135,6 +137,7 @@ function workerOf([name, role, ready, reason, engine, ranks]: Row): Worker {
     reason: text(reason),
     engine: text(engine),
     ranks: rows(ranks).map(rankOf),
+    missed: num(missed),
   };
 }
 
@@ -223,6 +226,7 @@ function newsOf(before: Live, workers: Worker[], receipts: Brief[], now: number)
       continue;
     }
     if (was.ready && !worker.ready) say(worker.name, `gets no requests: ${worker.reason.replaceAll("_", " ")}`, true);
+    if (worker.ready && worker.missed > 0 && was.missed === 0) say(worker.name, "did not answer a probe", true);
     if (!was.ready && worker.ready) say(worker.name, "is ready", false);
     const failure = failing.get(worker.name);
     if (failure !== undefined && !failed.has(worker.name)) say(worker.name, `fails: ${failure.replaceAll("_", " ")}`, true);

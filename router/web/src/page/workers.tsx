@@ -41,7 +41,7 @@ function rowOf(worker: Worker, tallies: Map<string, Tally>, failing: Map<string,
       requests: sum((one) => one.requests),
       blocks: sum((one) => one.blocks),
     },
-    badness: (worker.ready ? 0 : 1000) + (failure === undefined ? 0 : 500) + bad(rank),
+    badness: (worker.ready ? 0 : 1000) + (worker.missed > 0 ? 700 : 0) + (failure === undefined ? 0 : 500) + bad(rank),
   };
 }
 
@@ -138,8 +138,9 @@ export function Workers({ workers, tallies, failing }: { workers: Worker[]; tall
 
 function WorkerRow({ row, index }: { row: Row; index: number }) {
   const { worker, rank, failure, tally, sums } = row;
-  const state = !worker.ready ? `gets no requests: ${worker.reason.replaceAll("_", " ")}` : failure !== undefined ? `fails: ${failure.replaceAll("_", " ")}` : rank.state;
-  const good = worker.ready && failure === undefined && rank.credited;
+  const silent = worker.ready && worker.missed > 0;
+  const state = silent ? "did not answer a probe" : !worker.ready ? `gets no requests: ${worker.reason.replaceAll("_", " ")}` : failure !== undefined ? `fails: ${failure.replaceAll("_", " ")}` : rank.state;
+  const good = worker.ready && !silent && failure === undefined && rank.credited;
   return (
     <tr aria-rowindex={index} data-worker={worker.name} data-ready={worker.ready}>
       <th scope="row" class="mono name">{worker.name}<small>{`${worker.role.toLowerCase()}, ${worker.engine}${worker.ranks.length > 1 ? `, ${worker.ranks.length} ranks` : ""}`}</small></th>
