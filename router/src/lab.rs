@@ -247,7 +247,7 @@ mod tests {
                 "at most 32 policies and a cold reserve of 0 to 1",
             ),
             (|one| one.policies[0] = "fastest".to_owned(), "no policy is called \"fastest\""),
-            (|one| one.trace.truncate(40), "line 3: object: is not JSON: EOF while parsing a value"),
+            (|one| one.trace.truncate(40), "line 3: object: is not JSON: EOF while parsing an object"),
         ] {
             assert_eq!(question(change).expect_err("bad"), problem);
         }

@@ -417,10 +417,6 @@ test("the explorer on a running router: token, receipts, why, one namespace, a k
     await replayed.setInputFiles("#pick-trace", { name: "spoilt.jsonl", mimeType: "application/json", buffer: Buffer.from(spoilt) });
     await replayed.getByRole("alert").filter({ hasText: /line \d+: digest: is not that of the line/ }).waitFor();
     await replayed.context().close();
-    for (const colorScheme of ["light", "dark"] as const) {
-      await page.emulateMedia({ colorScheme });
-      await picture(page, `lab-explorer-${colorScheme}`, null);
-    }
     // A worker dies.
     const victim = running.engines[1] ?? "";
     const began = Date.now();
@@ -430,6 +426,12 @@ test("the explorer on a running router: token, receipts, why, one namespace, a k
     console.log(`a killed worker was shown after ${took} ms`);
     assert.ok(took <= 2000, `shown after ${took} ms`);
     await page.locator(`tr[data-worker="${victim}"][data-ready="false"]`).waitFor({ timeout: 8000 });
+    await page.waitForTimeout(1500);
+    for (const colorScheme of ["light", "dark"] as const) {
+      await page.emulateMedia({ colorScheme });
+      await picture(page, `lab-explorer-${colorScheme}`, null);
+      await picture(page, `lab-workers-${colorScheme}`, "section:has(> .workers-box)");
+    }
     assert.ok(!heard.some((text) => text.includes("zebrafish") || text.includes("patient helper")), "no prompt text");
     assert.equal((await fetch(`${running.admin}/v1/admin/live`)).status, 401);
     assert.equal((await fetch(`${running.admin}/v1/admin/live`, { headers: { authorization: "Bearer s3cret", origin: "http://evil.example" } })).status, 403);

@@ -5,6 +5,9 @@ import { MODEL } from "../oracle/replay.ts";
 import { count, number, share } from "./format.ts";
 import { SLIDERS, type Slider, type View } from "./state.ts";
 
+/** Where there is room beside the rest; elsewhere settings are folded away at first. */
+const WIDE = "(min-width: 1080px)";
+
 export function Controls({ view, change, only }: { view: View; change: (next: Partial<View>) => void; only?: Slider["key"][] }) {
   const sliders = only ? SLIDERS.filter(({ key }) => only.includes(key)) : SLIDERS;
   const moved = SLIDERS.some(({ key }) => valueOf(view, key) !== startOf(key));
@@ -14,13 +17,9 @@ export function Controls({ view, change, only }: { view: View; change: (next: Pa
     change({ weights: { ...view.weights, [slider.key]: open ? null : value } });
   };
   return (
-    <form class="controls panel" aria-labelledby="controls-title" onSubmit={(event) => event.preventDefault()}>
-      <header class="row">
-        <h2 id="controls-title">Settings</h2>
-        <button type="button" class="quiet push" disabled={!moved} onClick={() => change({ weights: DEFAULTS, budget: MODEL.budget_ticks })}>
-          Reset
-        </button>
-      </header>
+    <details class="controls panel" open={matchMedia(WIDE).matches}>
+      <summary><h2>Settings{moved && <small> moved</small>}</h2></summary>
+      <form aria-label="Settings" onSubmit={(event) => event.preventDefault()}>
       {sliders.map((slider) => {
         const value = valueOf(view, slider.key);
         const shown = spoken(slider, value);
@@ -47,7 +46,9 @@ export function Controls({ view, change, only }: { view: View; change: (next: Pa
         Weights count for <span class="mono">cache-plus-load</span>, the first also for <span class="mono">kv-aware</span>.{" "}
         {only ? "Untouched, the recorded ones count." : "Budget, cap and reserve count for all."}
       </p>
-    </form>
+      <button type="button" disabled={!moved} onClick={() => change({ weights: DEFAULTS, budget: MODEL.budget_ticks })}>Reset</button>
+      </form>
+    </details>
   );
 }
 

@@ -144,7 +144,7 @@ function WorkerRow({ row, index }: { row: Row; index: number }) {
   return (
     <tr aria-rowindex={index} data-worker={worker.name} data-ready={worker.ready}>
       <th scope="row" class="mono name">{worker.name}<small>{`${worker.role.toLowerCase()}, ${worker.engine}${worker.ranks.length > 1 ? `, ${worker.ranks.length} ranks` : ""}`}</small></th>
-      <td><span class={good ? "good" : "bad"}>{state}</span><small>{`${REASONS[rank.reason] ?? rank.reason}${rank.credited ? "" : ", no credit"}; epoch ${rank.epoch}, seq ${count(rank.seq)}`}</small></td>
+      <td title={`epoch ${rank.epoch}`}><span class={good ? "good" : "bad"}>{state}</span><small>{`${REASONS[rank.reason] ?? rank.reason}${rank.credited ? "" : ", no credit"}; seq ${count(rank.seq)}`}</small></td>
       <td class="num">{rank.age === null ? "–" : time(rank.age)}</td>
       <td class="num">{count(sums.requests)}</td>
       <td class="num">{count(sums.queued)}</td>
