@@ -6,7 +6,7 @@
 //! whoever must keep them writes a string.
 
 use std::cmp::Ordering;
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -56,7 +56,7 @@ fn write_value(value: &Value, out: &mut String) {
             out.push(']');
         }
         Value::Number(number) => match (number.as_u64(), number.as_f64()) {
-            (Some(whole), _) if whole <= MAX_WHOLE => out.push_str(&whole.to_string()),
+            (Some(whole), _) if whole <= MAX_WHOLE => write_whole(whole, out),
             (_, Some(double)) => write_number(double, out),
             (_, None) => out.push_str(&number.to_string()),
         },
@@ -108,7 +108,20 @@ fn write_key(position: usize, key: &str, out: &mut String) {
 
 /// As `serde_json` escapes, which is as RFC 8785 asks.
 fn write_string(text: &str, out: &mut String) {
-    out.push_str(&Value::from(text).to_string());
+    if text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
+        out.push('"');
+        out.push_str(text);
+        out.push('"');
+    } else {
+        out.push_str(&Value::from(text).to_string());
+    }
+}
+
+/// A string as it stands in canonical JSON.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    write_string(text, &mut out);
+    out
 }
 
 /// As ECMAScript's `Number::toString` prints a finite double.
@@ -121,7 +134,11 @@ fn write_number(number: f64, out: &mut String) {
     if number < 0.0 {
         out.push('-');
     }
-    let shortest = shortest(number.abs());
+    let size = number.abs();
+    if size <= MAX_WHOLE as f64 && size.fract() == 0.0 {
+        return write_whole(size as u64, out);
+    }
+    let shortest = shortest(size);
     let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
     let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
     // Digits before the point.
@@ -141,6 +158,10 @@ fn write_number(number: f64, out: &mut String) {
         let dot = if rest.is_empty() { "" } else { "." };
         *out += &format!("{first}{dot}{rest}e{:+}", point - 1);
     }
+}
+
+fn write_whole(number: u64, out: &mut String) {
+    write!(out, "{number}").expect("a string takes everything");
 }
 
 /// The fewest digits that read back as this double, with an exponent. Of two that

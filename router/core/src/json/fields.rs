@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::canonical::{Entries, MAX_WHOLE};
+use super::canonical::{Entries, MAX_WHOLE, quoted};
 
 /// Why a trace, or a file of receipts, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -281,7 +281,7 @@ impl<'a> Fields<'a> {
         let mut text = String::with_capacity(self.text.len());
         for (key, value) in self.entries.iter().filter(|(key, _)| key != name) {
             text.push(if text.is_empty() { '{' } else { ',' });
-            text += &serde_json::Value::from(key.as_str()).to_string();
+            text += &quoted(key);
             text.push(':');
             text += value.get();
         }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::read::{self, Content, Line};
 use super::{Digest, Receipt, SCHEMA_VERSION};
+use crate::json::canonical::quoted;
 use crate::json::canonical_json;
 use crate::json::fields::{Problem, TraceError};
 
@@ -39,18 +40,34 @@ impl Head {
         )
     }
 
-    fn link(&mut self, kind: &str, mut value: Value) -> String {
-        let Value::Object(fields) = &mut value else { return String::new() };
-        fields.insert("kind".into(), kind.into());
-        fields.insert("sequence".into(), self.sequence.into());
-        fields.insert("previous".into(), self.digest.to_string().into());
-        let digest = Digest::of(&canonical_json(&value));
-        if let Value::Object(fields) = &mut value {
-            fields.insert("digest".into(), digest.to_string().into());
-        }
+    fn link(&mut self, kind: &str, value: Value) -> String {
+        let Value::Object(fields) = value else { return String::new() };
+        let mut fields: Vec<(String, String)> =
+            fields.iter().map(|(key, value)| (key.clone(), canonical_json(value))).collect();
+        fields.push(("kind".to_owned(), quoted(kind)));
+        fields.push(("sequence".to_owned(), self.sequence.to_string()));
+        fields.push(("previous".to_owned(), quoted(&self.digest.to_string())));
+        // All keys are ASCII, where every order is the same.
+        fields.sort_unstable();
+        let digest = Digest::of(&object(&fields));
+        let place = fields.partition_point(|(key, _)| key.as_str() < "digest");
+        fields.insert(place, ("digest".to_owned(), quoted(&digest.to_string())));
         *self = Self { sequence: self.sequence + 1, digest };
-        canonical_json(&value)
+        object(&fields)
     }
+}
+
+/// The object with these fields, whose values are JSON.
+fn object(fields: &[(String, String)]) -> String {
+    let mut out = String::with_capacity(fields.iter().map(|(_, value)| value.len() + 32).sum());
+    for (key, value) in fields {
+        out.push(if out.is_empty() { '{' } else { ',' });
+        out += &quoted(key);
+        out.push(':');
+        out += value;
+    }
+    out.push('}');
+    out
 }
 
 /// Follows a chain line by line, over one file or several.
