@@ -3,7 +3,7 @@
 //! The only module that reads flags and variables, and the only caller of
 //! `serde_yaml`. Flag beats variable beats file. Everything is checked before a
 //! port opens, and every complaint names file, line and field. What makes sense
-//! stands in [`checks`].
+//! stands in `checks`.
 
 mod checks;
 
@@ -547,7 +547,9 @@ fn line_of(text: &str, field: &str) -> usize {
         };
         let Some(offset) = lines.get(at..).and_then(|rest| rest.iter().position(is_key)) else { break };
         at += offset;
-        if let Some(index) = index {
+        // In flow style the items stand behind the name.
+        let in_flow = lines[at].contains('[');
+        if let Some(index) = index.filter(|_| !in_flow) {
             let items =
                 lines.iter().enumerate().skip(at + 1).filter(|(_, line)| line.trim_start().starts_with('-'));
             at = items.map(|(number, _)| number).nth(index).unwrap_or(at);

@@ -111,8 +111,8 @@ fn run(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
 }
 
 /// Our own state changes; the tokenizer's tables and every attempt to reach a
-/// broker are of no interest here.
-const DEFAULT_LOGS: &str = "info,tk_encode=warn,async_nats=error";
+/// broker or an API server are of no interest here.
+const DEFAULT_LOGS: &str = "info,tk_encode=warn,async_nats=error,kube=off";
 
 /// Logs go to stderr; `RUST_LOG` chooses what.
 fn init_logs(json: bool) {

@@ -179,3 +179,44 @@ pub async fn wait_for_signal() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::tests::{member, pool};
+    use crate::fleet::{Fleet, ReadyReason};
+    use kvrouter_core::ids::Epoch;
+
+    /// The latch waits for settings, workers and the views of those workers that
+    /// were there at first.
+    #[test]
+    fn readiness_waits_for_what_was_there_at_first() {
+        let pool = pool();
+        let mut first = None;
+        let mut waits = || waits_for(&pool, &mut first);
+        pool.live_known.store(false, Ordering::Relaxed);
+        assert_eq!(waits(), Some("live_settings_pending"));
+        pool.live_known.store(true, Ordering::Relaxed);
+        let change = pool.fleet.update(&[member(1, "a", None), member(2, "a", None)], &pool.index);
+        let [stays, leaves] = &change.joined[..] else { unreachable!("two joined") };
+        assert_eq!(waits(), Some("workers_not_probed"));
+        stays.set_reason(ReadyReason::Ok);
+        leaves.set_reason(ReadyReason::Unreachable);
+        assert_eq!(waits(), Some("views_pending"), "one has no view, the other needs none");
+        leaves.set_reason(ReadyReason::NotProbed);
+        leaves.gone.cancel();
+        let now = [member(1, "a", None), member(3, "joined", None)];
+        pool.fleet.update(&now, &pool.index);
+        assert_eq!(waits(), Some("views_pending"), "who left is not waited for");
+        pool.mark_synced(&stays.targets[0], Epoch(1), 1, Default::default());
+        assert_eq!(waits(), None, "nor who joined later");
+    }
+
+    #[test]
+    fn readiness_waits_until_workers_are_known() {
+        let pool = Pool { fleet: Fleet::default(), ..Arc::into_inner(pool()).expect("the only one") };
+        assert_eq!(waits_for(&pool, &mut None), Some("workers_pending"));
+        pool.fleet.update(&[], &pool.index);
+        assert_eq!(waits_for(&pool, &mut None), None, "there are none");
+    }
+}

@@ -165,7 +165,7 @@ fn check_kubernetes(kubernetes: &file::KubernetesDiscovery) -> Checked {
 }
 
 /// A selector without labels would select every pod of the namespace.
-fn check_selector(field: &str, selector: &BTreeMap<String, String>) -> Checked {
+pub(super) fn check_selector(field: &str, selector: &BTreeMap<String, String>) -> Checked {
     if selector.is_empty() {
         return complain(field, "must not be empty: it would be every pod; give at least one label");
     }

@@ -35,6 +35,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const BACKOFF: Duration = Duration::from_millis(250);
 /// but not longer than this: it is also how late a recovery is noticed.
 const MAX_BACKOFF: Duration = Duration::from_secs(4);
+/// A watch that lives this long works.
+const SETTLED: Duration = Duration::from_secs(2);
 /// Label of the problem that the API server does not answer.
 pub const UNREACHABLE: &str = "api_unreachable";
 
@@ -57,6 +59,18 @@ enum Told<K> {
     Changed(K),
     /// One is gone.
     Gone(K),
+}
+
+/// What went wrong last, which says what it takes to be well again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Failed {
+    /// Nothing.
+    #[default]
+    No,
+    /// A list: the next one that succeeds ends it.
+    Listing,
+    /// A watch: a list proves nothing, the next watch has to live for a while.
+    Watching,
 }
 
 /// Why following has to begin again.
@@ -117,8 +131,7 @@ pub async fn follow_pods(
             if known {
                 let foreign = Arc::clone(&pool.live.read().foreign_selectors);
                 let Some(rules) = Rules::of(&pool.config.file, &foreign) else { return };
-                let facts: Vec<PodFacts> = pods.values().cloned().collect();
-                super::take(&pool, &upstream, &members(&facts, &rules));
+                super::take(&pool, &upstream, &members(pods.values(), &rules));
             }
         }
     };
@@ -183,16 +196,28 @@ async fn follow<K>(
     let relist = pool.config.relist;
     // A server that keeps to it ends the watch when the next list is due anyway.
     let selection = selection.timeout(u32::try_from(relist.as_secs()).unwrap_or(u32::MAX).clamp(1, 290));
-    let mut failures = 0u32;
+    let (mut failures, mut failed) = (0u32, Failed::No);
     while !told.is_closed() {
-        let heard = || {
+        let is_well = || {
             failures = 0;
             if pool.fleet.set_trouble(subject.resource, None) {
                 tracing::info!(target: "kv_router::fleet", resource = subject.resource, "the API server answers again");
             }
         };
-        let Err(error) = follow_once(&api, &selection, relist, &told, heard).await else { continue };
-        if is_expired(&error) {
+        let (during, error) = match follow_once(&api, &selection, relist, &told, failed, is_well).await {
+            Ok(()) => {
+                failed = Failed::No;
+                continue;
+            }
+            Err(failure) => failure,
+        };
+        failed = during;
+        let pause = BACKOFF.saturating_mul(1 << failures.min(8)).min(MAX_BACKOFF);
+        failures += 1;
+        // Connections break; only if that goes on, or is meant, it is a problem.
+        let passing = failures == 1 && during == Failed::Watching && status(&error).is_none();
+        if passing || is_expired(&error) {
+            sleep(pause).await;
             continue;
         }
         let problem = problem(&error, subject);
@@ -201,31 +226,39 @@ async fn follow<K>(
         if !pool.fleet.set_trouble(subject.resource, Some(problem)) {
             tracing::warn!(target: "kv_router::fleet", resource = subject.resource, message, "unable to follow the API");
         }
-        sleep(BACKOFF.saturating_mul(1 << failures.min(8)).min(MAX_BACKOFF)).await;
-        failures += 1;
+        sleep(pause).await;
     }
 }
 
-/// One list and the watch behind it, until the next list is due.
+/// One list and the watch behind it, until the next list is due. `is_well` is
+/// called once it is seen that what failed before works.
 async fn follow_once<K>(
     api: &Api<K>,
     selection: &watcher::Config,
     relist: Duration,
     told: &tokio::sync::mpsc::Sender<Told<K>>,
-    mut heard: impl FnMut(),
-) -> Result<(), FollowError>
+    failed: Failed,
+    mut is_well: impl FnMut(),
+) -> Result<(), (Failed, FollowError)>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let started = Instant::now();
     let mut events = std::pin::pin!(watcher(api.clone(), selection.clone()));
     let mut list = Some(Vec::new());
+    let mut settles: Option<Instant> = None;
     loop {
-        let limit = if list.is_some() { LIST_LIMIT } else { relist };
-        let event = match timeout_at(started + limit, events.next()).await {
-            Ok(Some(event)) => event?,
-            Ok(None) => return Err(FollowError::Ended),
-            Err(_) if list.is_some() => return Err(FollowError::ListTimeout),
+        let ends = started + if list.is_some() { LIST_LIMIT } else { relist };
+        let until = settles.map_or(ends, |settles| settles.min(ends));
+        let during = if list.is_some() { Failed::Listing } else { Failed::Watching };
+        let event = match timeout_at(until, events.next()).await {
+            Ok(Some(event)) => event.map_err(|error| (during, error.into()))?,
+            Ok(None) => return Err((during, FollowError::Ended)),
+            Err(_) if list.is_some() => return Err((during, FollowError::ListTimeout)),
+            Err(_) if settles.take().is_some() => {
+                is_well();
+                continue;
+            }
             Err(_) => return Ok(()),
         };
         let told_now = match event {
@@ -237,11 +270,16 @@ where
                 list.get_or_insert_default().push(object);
                 continue;
             }
-            Event::InitDone => Told::All(list.take().unwrap_or_default()),
+            Event::InitDone => {
+                match failed {
+                    Failed::No | Failed::Listing => is_well(),
+                    Failed::Watching => settles = Some(Instant::now() + SETTLED),
+                }
+                Told::All(list.take().unwrap_or_default())
+            }
             Event::Apply(object) => Told::Changed(object),
             Event::Delete(object) => Told::Gone(object),
         };
-        heard();
         if told.send(told_now).await.is_err() {
             return Ok(());
         }
@@ -292,7 +330,7 @@ fn problem(error: &FollowError, subject: Subject<'_>) -> Problem {
         _ => {
             let cause = crate::chain(error);
             let message = format!(
-                "The Kubernetes API server does not answer ({cause}); {kept}; check the API server and the network to it."
+                "The Kubernetes API server does not answer ({cause}); the workers and live settings known last stay in use, and changes go unseen; check the API server and the network to it."
             );
             (UNREACHABLE, message)
         }

@@ -278,4 +278,4 @@ pub fn find<'a>(workers: &'a [Arc<Worker>], id: &str) -> Option<&'a Arc<Worker>>
 
 #[cfg(test)]
 #[path = "tests.rs"]
-mod tests;
+pub(crate) mod tests;

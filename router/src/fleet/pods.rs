@@ -82,7 +82,7 @@ fn host(ip: &str) -> String {
 
 /// The members that `pods` are, in the order of their addresses; those that may
 /// not be picked say why. The order of `pods` does not matter.
-pub fn members(pods: &[PodFacts], rules: &Rules<'_>) -> Vec<Member> {
+pub fn members<'a>(pods: impl IntoIterator<Item = &'a PodFacts>, rules: &Rules<'_>) -> Vec<Member> {
     let mut by_address: BTreeMap<&str, Vec<&PodFacts>> = BTreeMap::new();
     for pod in pods {
         if let Some(address) = &pod.address {

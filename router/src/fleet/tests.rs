@@ -17,7 +17,7 @@ use crate::pool::Change as Learnt;
 
 const SPACE: NamespaceId = NamespaceId(1);
 
-fn pool() -> Arc<Pool> {
+pub(crate) fn pool() -> Arc<Pool> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("router.yaml");
     let text =
@@ -31,7 +31,7 @@ fn pool() -> Arc<Pool> {
 }
 
 /// A worker at port `port` of this machine; the pod's UID tells lives apart.
-fn member(port: u16, uid: &str, exclusion: Option<Exclusion>) -> Member {
+pub(crate) fn member(port: u16, uid: &str, exclusion: Option<Exclusion>) -> Member {
     let id = WorkerId::new(format!("127.0.0.1:{port}"));
     let socket = |port| format!("tcp://127.0.0.1:{port}").parse().expect("an endpoint");
     Member {

@@ -292,6 +292,13 @@ impl Worker {
         }
     }
 
+    /// Lets a probe find this.
+    #[cfg(test)]
+    pub(crate) fn set_reason(&self, reason: ReadyReason) {
+        let mut status = self.status.write();
+        (status.ready, status.reason) = (reason == ReadyReason::Ok, reason);
+    }
+
     /// Keeps it out of routing because of its page, or lets it in again.
     pub(super) fn set_odd_page(&self, odd: bool) {
         self.odd_page.store(odd, Ordering::Relaxed);
