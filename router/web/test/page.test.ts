@@ -121,6 +121,7 @@ test("moved settings are replayed at once, equal to kv-router's, and stand in th
   const flags = ["--policies", "cache-plus-load:queue=1,kv-aware,longest-prefix,least-load,round-robin,lmetric"];
   const digest = digestOf(cli(LAB, [...flags, "--max-queued-tokens", "100", "--cold-reserve", "0.5", "--budget-ms", "2000"]));
   await equal(page, digest, "moved settings");
+  await page.waitForURL(/budget=2000/);
   await page.reload();
   await equal(page, digest, "after a reload");
   assert.equal(await page.locator("#decision-title .mono").first().innerText(), "r08");
@@ -253,9 +254,9 @@ test("everything can be done with the keyboard", async () => {
   await page.keyboard.press("ArrowDown");
   await page.keyboard.press("Enter");
   assert.equal(await page.evaluate(() => document.activeElement?.id), "decision-title", "the focus follows what was opened");
-  assert.match(page.url(), /r=r02/);
+  await page.waitForURL(/r=r02/);
   await tabTo((at) => at.endsWith("|Close"));
-  await page.keyboard.press("Enter");
+  await page.keyboard.press("Escape");
   await page.waitForFunction(() => document.activeElement?.id === "open-r02");
   await page.context().close();
 });
@@ -389,6 +390,7 @@ test("the explorer on a running router: token, receipts, why, one namespace, a k
     await page.getByPlaceholder("Request id, from").fill(id);
     await page.getByRole("button", { name: "Explain" }).click();
     await page.locator(".decision .candidates tbody tr").nth(3).waitFor();
+    await page.waitForURL(/r=talk/);
     await page.reload();
     await page.locator("#decision-title", { hasText: id }).waitFor();
     assert.ok(await page.locator(".decision").innerText().then((text) => text.includes("Shadow policies")));

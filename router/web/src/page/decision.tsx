@@ -19,7 +19,7 @@ export function DecisionPanel({ decision, theme, onClose }: { decision: Decision
   const wanted = many ? cheapestFirst : decision.candidates;
   const rows = wanted.filter((one) => one.target.includes(filter)).slice(0, MAX_ROWS);
   return (
-    <section class="panel decision" aria-labelledby="decision-title">
+    <section class="panel decision" aria-labelledby="decision-title" onKeyDown={(event) => event.key === "Escape" && onClose()}>
       <header class="row">
         <h2 id="decision-title" ref={heading} tabIndex={-1}>
           <span class="mono">{decision.id}</span>{" "}

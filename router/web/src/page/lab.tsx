@@ -41,6 +41,7 @@ interface Theirs {
 
 /** A slider that moves asks once it rests. */
 const REST_MS = 150;
+const LINK_MS = 100;
 
 export function Lab({ start, theme }: { start: Start; theme: string }) {
   const [opened, setOpened] = useState<Opened>(() => ({ name: start.name, text: start.trace, trace: readTrace(start.trace) }));
@@ -56,7 +57,9 @@ export function Lab({ start, theme }: { start: Start; theme: string }) {
     return () => removeEventListener("hashchange", read);
   }, []);
   useEffect(() => {
-    history.replaceState(null, "", `${location.pathname}${location.search}${toHash(view)}`);
+    // Browsers count changes of the address, and a slider makes many.
+    const timer = setTimeout(() => history.replaceState(null, "", `${location.pathname}${location.search}${toHash(view)}`), LINK_MS);
+    return () => clearTimeout(timer);
   }, [view]);
 
   const settings = useMemo(() => POLICIES.map((policy): Settings => ({ ...view.weights, policy })), [view.weights]);
