@@ -320,14 +320,22 @@ fn lab_outputs(
             trace.requests.len() * done.len()
         );
     }
+    let json = lab::to_json(trace, model, overload, &done);
+    let _ = writeln!(table, "ledger: SHA-256 {}", digest_of(&json));
     let mut files = Vec::new();
     if let Some(path) = &flags.json {
-        files.push((path.clone(), lab::to_json(trace, model, overload, &done)));
+        files.push((path.clone(), json));
     }
     if let Some(path) = &flags.plot {
         files.push((path.clone(), plot::lab(&done).map_err(ReplayError::Plot)?));
     }
     Ok(Outputs { table, files })
+}
+
+/// What a ledger says of itself.
+fn digest_of(json: &str) -> String {
+    let ledger: Option<serde_json::Value> = serde_json::from_str(json).ok();
+    ledger.and_then(|ledger| Some(ledger.get("digest")?.as_str()?.to_owned())).unwrap_or_default()
 }
 
 /// One row a policy.
