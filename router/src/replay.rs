@@ -313,6 +313,8 @@ fn lab_outputs(
     }
     let mut table = lab_table(trace, &done);
     table += "latency: ticks to the modelled first byte, mean; ties fall to the lower target\n";
+    let json = lab::to_json(trace, model, overload, &done);
+    let _ = writeln!(table, "ledger: SHA-256 {}", digest_of(&json));
     if flags.oracle {
         let _ = writeln!(
             table,
@@ -320,8 +322,6 @@ fn lab_outputs(
             trace.requests.len() * done.len()
         );
     }
-    let json = lab::to_json(trace, model, overload, &done);
-    let _ = writeln!(table, "ledger: SHA-256 {}", digest_of(&json));
     let mut files = Vec::new();
     if let Some(path) = &flags.json {
         files.push((path.clone(), json));
