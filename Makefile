@@ -14,7 +14,7 @@ DENY_STAMP := $(TOOLS)/cargo-deny-$(DENY_VERSION).installed
 
 .PHONY: help
 help: ## Lists the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(if $(NATS),$(NATS_STAMP)) ## Four policies on simulated engines, one table. NATS=1: events over NATS. KEEP=1: stays up (--keep).
@@ -46,16 +46,26 @@ test: $(NATS_STAMP) ## Runs all tests; ends with `N passed, N failed`. ARGS='-- 
 	@cargo xtask test $(ARGS)
 
 .PHONY: check
-check: fetch web format lint tidy docs definitions deny web-test test ## What CI runs: format, lint, tidy, docs, CRDs, deny, web, test.
+check: fetch web format lint tidy docs definitions chart deny web-test test ## What CI runs: format, lint, tidy, docs, CRDs, chart, deny, web, test.
 
 .PHONY: engines
 engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares predicted with real hits.
 	cargo build --package kvrouter-router --bin kv-router
 	e2e/engines/run.sh
 
+.PHONY: e2e
+e2e: $(NATS_STAMP) ## Scenarios on a real cluster (as `make cluster`), with their times. ARGS='a c' selects some.
+	e2e/run.sh $(ARGS)
+
+.PHONY: demo-cluster
+demo-cluster: export KVROUTER_E2E_KEEP := 1
+demo-cluster: $(NATS_STAMP) ## Cluster, chart, engines, pool and router as a user installs them; stays up.
+	e2e/run.sh a
+
 .PHONY: crds
-crds: ## Writes crds/yaml anew from the types.
+crds: ## Writes crds/yaml and the chart's copy anew from the types.
 	cargo run -q --package kvrouter-crds --bin crdgen -- crds/yaml
+	cargo run -q --package kvrouter-crds --bin crdgen -- charts/kvrouter/files/crds
 
 .PHONY: bench
 bench: ## Runs the benchmarks.
@@ -117,6 +127,14 @@ docs:
 definitions:
 	@echo "== definitions"
 	cargo run -q --package kvrouter-crds --bin crdgen -- --check crds/yaml
+	cargo run -q --package kvrouter-crds --bin crdgen -- --check charts/kvrouter/files/crds
+
+.PHONY: chart
+chart: export PATH := $(TOOLS)/cluster/bin:$(PATH)
+chart:
+	@echo "== chart"
+	@if command -v helm >/dev/null && command -v kubectl >/dev/null; then charts/kvrouter/tests/check.py; \
+	else echo "chart: skipped, there is no helm or no kubectl here; e2e/cluster/build.sh helm kubectl builds them"; fi
 
 .PHONY: deny
 deny: export PATH := $(TOOLS)/bin:$(PATH)

@@ -158,9 +158,10 @@ pub enum PageSizePolicy {
 pub struct Overload {
     /// Most uncached tokens that may wait on one target; absent for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
     pub max_queued_tokens: Option<u64>,
     /// Share of that which only requests without hits on the target may use.
-    #[schemars(range(min = 0.0, max = 1.0))]
+    #[schemars(range(min = 0.0, max = 0.99))]
     pub cold_reserve: f64,
 }
 
@@ -171,7 +172,7 @@ pub struct SessionAffinity {
     /// Which ones.
     pub mode: SessionMode,
     /// How long an idle session stays bound.
-    #[schemars(range(min = 1, max = 604_800))]
+    #[schemars(range(min = 1, max = 86_400))]
     pub ttl_seconds: u64,
 }
 
@@ -579,7 +580,7 @@ impl Default for LoadWeights {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Freshness {
     /// Credit ends this long after the last proof of a view.
-    #[schemars(range(min = 1, max = 3600))]
+    #[schemars(range(min = 3, max = 3600))]
     pub budget_seconds: u64,
     /// What decides for a target whose view earns no credit.
     pub fallback: Fallback,

@@ -7,13 +7,12 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{
-    Affinity, LocalObjectReference, ResourceRequirements, Toleration, TopologySpreadConstraint,
-};
+use k8s_openapi::api::core::v1::{LocalObjectReference, ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch};
 
@@ -26,7 +25,7 @@ use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, Se
     plural = "kvrouters",
     singular = "kvrouter",
     shortname = "kvr",
-    category = "kvrouter",
+    category = "inference",
     namespaced,
     derive = "PartialEq",
     status = "KvRouterStatus",
@@ -52,8 +51,10 @@ use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, Se
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.loadWeights) || self.policy == 'CachePlusLoad'")
     .message("loadWeights needs policy: CachePlusLoad: remove them or change the policy").field_path(".loadWeights"))]
-#[x_kube(validation = Rule::new("!self.shadowPolicies.exists(p, p == self.policy)")
+#[x_kube(validation = Rule::new("!has(self.shadowPolicies) || !self.shadowPolicies.exists(p, p == self.policy)")
     .message("a shadow policy is the real one: shadows are evaluated beside it").field_path(".shadowPolicies"))]
+#[x_kube(validation = Rule::new("!has(self.overload.coldReserve) || self.overload.coldReserve == 0.0 || has(self.overload.maxQueuedTokens)")
+    .message("overload.coldReserve is a share of overload.maxQueuedTokens: set both or neither").field_path(".overload"))]
 pub struct KvRouterSpec {
     /// Router pods.
     #[serde(default = "default_replicas")]
@@ -145,6 +146,9 @@ impl ImagePullPolicy {
 }
 
 /// Where routers run. Everything is handed to the pods as it is.
+///
+/// What the schema leaves open is a bare value here: with a type, one object
+/// that does not fit would end the watch of all objects.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Scheduling {
@@ -156,14 +160,14 @@ pub struct Scheduling {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub tolerations: Vec<Toleration>,
-    /// Affinities.
+    /// Affinities, as in a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "opaque")]
-    pub affinity: Option<Affinity>,
+    pub affinity: Option<Value>,
     /// Spread. Absent: over nodes and zones, where possible.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "opaque_list")]
-    pub topology_spread_constraints: Option<Vec<TopologySpreadConstraint>>,
+    pub topology_spread_constraints: Option<Vec<Value>>,
     /// Name of a PriorityClass.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]

@@ -7,7 +7,7 @@ import os
 import time
 
 from lib import (
-    IMAGES, LONG, MODEL, ROOT, SYSTEM, Failed, Load, admin, apply, chat, chosen, conditions, engines, expect, get, http,
+    IMAGES, KEEP, LONG, MODEL, ROOT, SYSTEM, Failed, Load, admin, apply, chat, chosen, conditions, engines, expect, get, http,
     kubectl, pool, ready, receipts, report, router, router_pods, run, service_url, wait, wait_condition,
 )
 
@@ -24,7 +24,7 @@ def install(steps, upgrade=False):
     ]
     with steps.step("helm upgrade" if upgrade else "helm install"):
         run("helm", "upgrade", "--install", "kvrouter", os.path.join(ROOT, "charts", "kvrouter"), "-n", SYSTEM,
-            "--create-namespace", "--wait", "--timeout", "120s", *values, timeout=180)
+            "--create-namespace", "--wait", "--timeout", "60s", *values, timeout=90)
 
 
 def serve(steps, ns, engines_=None, pool_=None, router_=None):
@@ -89,8 +89,9 @@ def a_install_and_talk(steps, ns):
         expect(block_count(pod, first) > 0, "the cache view of the chosen worker is empty")
     with steps.step("kubectl get kvr,kvpool") as notes:
         notes.append("\n" + kubectl("get", "kvr,kvpool", "-n", ns, "-o", "wide"))
-    with steps.step("a namespace that is deleted takes everything along"):
-        kubectl("delete", "namespace", ns, "--wait=true", timeout=120)
+    if not KEEP:
+        with steps.step("a namespace that is deleted takes everything along"):
+            kubectl("delete", "namespace", ns, "--wait=true", timeout=120)
 
 
 def block_count(pod, worker):

@@ -4,12 +4,17 @@ A scenario that fails is run once more; one that passes then is reported as flak
 the events say is shown for the first failure.
 """
 
+import os
 import sys
 import time
 import traceback
 
 from core import SCENARIOS, install
-from lib import SYSTEM, Steps, kubectl, log, namespace
+from lib import KEEP, SYSTEM, Steps, kubectl, log, namespace
+
+
+# While writing a scenario: no second try.
+ONCE = bool(os.environ.get("KVROUTER_E2E_ONCE"))
 
 
 class Skipped(Exception):
@@ -23,7 +28,7 @@ class ScenarioSteps(Steps):
 
 def attempt(letter, number):
     """None, or what went wrong."""
-    name = f"e2e-{letter}-{number}-{int(time.time()) % 100000}"
+    name = "demo" if KEEP else f"e2e-{letter}-{number}-{int(time.time()) % 100000}"
     steps = ScenarioSteps(letter)
     try:
         namespace(name)
@@ -39,7 +44,8 @@ def attempt(letter, number):
         diagnose(name)
         return error
     finally:
-        kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found", check=False)
+        if not KEEP:
+            kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found", check=False)
 
 
 def ensure_installed(steps):
@@ -71,7 +77,7 @@ def main(letters):
         if isinstance(error, Skipped):
             skipped.append(letter)
             continue
-        if error is not None:
+        if error is not None and not ONCE:
             print(f"   {error}\n   once more in a fresh namespace", flush=True)
             error = attempt(letter, 2)
             if error is None:

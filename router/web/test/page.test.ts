@@ -305,7 +305,7 @@ test("pages of other origins get nothing, and the policy is strict", async () =>
 const SHOTS: [string, string, string | null, number][] = [
   ["lab", "#scene=cold", null, 1280],
   ["lab-decision", "#r=r08&scene=warm", ".decision", 1280],
-  ["lab-stale", "#r=r24&scene=tenant&policy=kv-aware", ".decision", 1280],
+  ["lab-stale", "#r=r24&scene=tenant&policy=kv-aware&budget=5000", ".decision", 1280],
   ["lab-tenant", "#r=r21&scene=tenant", ".decision", 1280],
   ["lab-narrow", "#r=r17&scene=stale", null, 390],
 ];

@@ -89,7 +89,7 @@ function draw(plot: uPlot, points: Point[], ink: Ink): void {
         ctx.lineTo(x + dx * radius * 0.8, y + dy * radius * 0.8);
       }
     } else {
-      ctx.arc(x, y, point.kind === "chosen" ? radius * 1.2 : radius, 0, 2 * Math.PI);
+      ctx.arc(x, y, radius * (point.kind === "chosen" ? 1.2 : point.kind === "claim" ? 1.75 : 1), 0, 2 * Math.PI);
     }
     if (point.kind === "chosen") ctx.fill();
     ctx.stroke();
