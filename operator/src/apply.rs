@@ -107,7 +107,9 @@ impl ApplyError {
     pub fn refusal(&self) -> Option<String> {
         match self {
             Self::Child { child, source, .. } if !is_transient(source) => Some(format!("{child}: {source}")),
-            Self::Child { .. } | Self::NameTaken { .. } | Self::Status { .. } | Self::Serialize { .. } => None,
+            Self::Child { .. } | Self::NameTaken { .. } | Self::Status { .. } | Self::Serialize { .. } => {
+                None
+            }
         }
     }
 }
@@ -266,7 +268,8 @@ impl Writer {
         };
         // What a binding binds to cannot change: another one must take its place.
         let rebinds = child.live.as_ref().is_some_and(|live| {
-            child.kind == "RoleBinding" && live.pointer("/roleRef/name") != child.wanted.pointer("/roleRef/name")
+            child.kind == "RoleBinding"
+                && live.pointer("/roleRef/name") != child.wanted.pointer("/roleRef/name")
         });
         if rebinds {
             self.metrics.wrote("delete", child.kind);
@@ -414,9 +417,8 @@ fn is_urgent(before: &Value, after: &Value) -> bool {
     let statuses = |status: &Value| -> Vec<(String, String)> {
         let conditions = status.get("conditions").and_then(Value::as_array);
         let pair = |condition: &Value| {
-            let field = |name: &str| {
-                condition.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
-            };
+            let field =
+                |name: &str| condition.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
             (field("type"), field("status"))
         };
         conditions.into_iter().flatten().map(pair).collect()
@@ -485,8 +487,7 @@ fn resource_of(kind: &str) -> Option<ApiResource> {
 }
 
 fn json_of<T: Serialize>(object: &T, title: &str) -> Result<Value, ApplyError> {
-    serde_json::to_value(object)
-        .map_err(|source| ApplyError::Serialize { object: title.to_owned(), source })
+    serde_json::to_value(object).map_err(|source| ApplyError::Serialize { object: title.to_owned(), source })
 }
 
 fn text<'a>(object: &'a Value, path: &str) -> Option<&'a str> {
@@ -503,7 +504,9 @@ fn owner(object: &Value) -> Option<&str> {
 /// Whether all router pods are of the newest template, so that nothing can start
 /// with older settings any more.
 fn is_rolled_out(desired: &Desired, stores: &Stores, namespace: &str) -> bool {
-    let Some(live) = get(&stores.deployments, namespace, &desired.deployment.name_any()) else { return false };
+    let Some(live) = get(&stores.deployments, namespace, &desired.deployment.name_any()) else {
+        return false;
+    };
     crate::rollout::of_deployment(&live) == crate::pool::observe::Rollout::Complete
 }
 
@@ -535,9 +538,15 @@ mod tests {
     fn refusals_are_told_and_troubles_are_retried() {
         let error = |code| {
             let status = Status::failure("no", "Reason").with_code(code).boxed();
-            ApplyError::Child { verb: "apply", child: "Service/a".into(), source: Box::new(kube::Error::Api(status)) }
+            ApplyError::Child {
+                verb: "apply",
+                child: "Service/a".into(),
+                source: Box::new(kube::Error::Api(status)),
+            }
         };
-        for (code, transient) in [(403, false), (422, false), (409, true), (429, true), (500, true), (503, true)] {
+        for (code, transient) in
+            [(403, false), (422, false), (409, true), (429, true), (500, true), (503, true)]
+        {
             let error = error(code);
             assert_eq!(error.is_transient(), transient, "{code}");
             assert_eq!(error.refusal().is_none(), transient, "{code}");

@@ -89,10 +89,10 @@ fn notes(before: &Value, after: &Value) -> Vec<Note> {
 
 /// Workloads that came to a state that somebody did or must do something about.
 fn workloads(before: &Value, after: &Value) -> Vec<Note> {
-    let list = |status: &Value| status.get("workloads").and_then(Value::as_array).cloned().unwrap_or_default();
-    let field = |record: &Value, name: &str| {
-        record.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
-    };
+    let list =
+        |status: &Value| status.get("workloads").and_then(Value::as_array).cloned().unwrap_or_default();
+    let field =
+        |record: &Value, name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let old = list(before);
     let mut notes = Vec::new();
     for record in list(after) {
@@ -101,8 +101,8 @@ fn workloads(before: &Value, after: &Value) -> Vec<Note> {
         };
         let was = old.iter().find(same);
         let state = field(&record, "state");
-        let newly_applied =
-            was.and_then(|was| was.get("applied")) != record.get("applied") && record.get("applied").is_some();
+        let newly_applied = was.and_then(|was| was.get("applied")) != record.get("applied")
+            && record.get("applied").is_some();
         let reason = match WorkloadState::of(&state) {
             Some(WorkloadState::RollingOut) if newly_applied => "WorkloadPatched",
             Some(WorkloadState::PatchReverted) => "PatchReverted",
@@ -172,14 +172,38 @@ mod tests {
         check("a state", "Ready", ("True", "Serving"), ("True", "Serving"), None);
         check("a reason", "Ready", ("False", "NoPods"), ("False", "NoPodsReady"), None);
         check("broke", "PageSizeParity", ("True", "SamePageSize"), ("False", "MixedWithinRole"), Some(true));
-        check("healed", "PageSizeParity", ("False", "MixedWithinRole"), ("True", "SamePageSize"), Some(false));
+        check(
+            "healed",
+            "PageSizeParity",
+            ("False", "MixedWithinRole"),
+            ("True", "SamePageSize"),
+            Some(false),
+        );
         check("degraded", "Degraded", ("False", "AsExpected"), ("True", "NatsUnreachable"), Some(true));
         check("came up", "Ready", ("Unknown", "Pending"), ("True", "Serving"), Some(false));
         check("a part came up", "Accepted", ("Unknown", "Pending"), ("True", "Accepted"), None);
-        check("broken from the start", "Accepted", ("Unknown", "Pending"), ("False", "InvalidSpec"), Some(true));
+        check(
+            "broken from the start",
+            "Accepted",
+            ("Unknown", "Pending"),
+            ("False", "InvalidSpec"),
+            Some(true),
+        );
         check("a rollout", "ConfigApplied", ("True", "Applied"), ("False", "RolloutPending"), Some(false));
-        check("rolling is no event", "Progressing", ("False", "RolloutComplete"), ("True", "RollingOut"), None);
-        check("too late", "Progressing", ("True", "RollingOut"), ("False", "ProgressDeadlineExceeded"), Some(true));
+        check(
+            "rolling is no event",
+            "Progressing",
+            ("False", "RolloutComplete"),
+            ("True", "RollingOut"),
+            None,
+        );
+        check(
+            "too late",
+            "Progressing",
+            ("True", "RollingOut"),
+            ("False", "ProgressDeadlineExceeded"),
+            Some(true),
+        );
     }
 
     #[test]

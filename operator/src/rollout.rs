@@ -107,7 +107,8 @@ mod tests {
             json!({"observedGeneration": 2, "replicas": 3, "currentRevision": revisions.0,
                 "updateRevision": revisions.1, "updatedReplicas": updated, "availableReplicas": available})
         };
-        let rolling = |partition: i32| json!({"type": "RollingUpdate", "rollingUpdate": {"partition": partition}});
+        let rolling =
+            |partition: i32| json!({"type": "RollingUpdate", "rollingUpdate": {"partition": partition}});
         check_set("all are new", rolling(0), status(("b", "b"), 3, 3), Complete);
         check_set("one is old", rolling(0), status(("a", "b"), 2, 3), InProgress);
         check_set("old below the partition", rolling(1), status(("a", "b"), 2, 3), Complete);

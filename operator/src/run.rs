@@ -199,7 +199,14 @@ fn poll(
     };
     let pods = move || stores.iter().flat_map(|stores| stores.pods.state_filter(is_router)).collect();
     let changed = move |pod: &PodKey| heard.iter().for_each(|heard| heard(pod));
-    poller::run(Arc::clone(reports), Arc::clone(metrics), config.poll_interval, config.report_port, pods, changed)
+    poller::run(
+        Arc::clone(reports),
+        Arc::clone(metrics),
+        config.poll_interval,
+        config.report_port,
+        pods,
+        changed,
+    )
 }
 
 fn stop_on_signal() -> anyhow::Result<CancellationToken> {

@@ -9,9 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
-use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, Event, Pod, PodSpec, Service, ServiceAccount,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Event, Pod, PodSpec, Service, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -236,10 +234,7 @@ mod tests {
         assert!(kept["spec"]["containers"][0].get("livenessProbe").is_none());
         assert_eq!(kept["spec"]["containers"][0]["args"][1], "64");
         assert_eq!(kept["spec"]["containers"][0]["env"][0]["value"], "0");
-        assert_eq!(
-            kept["status"]["containerStatuses"][0]["state"]["waiting"]["reason"],
-            "CrashLoopBackOff"
-        );
+        assert_eq!(kept["status"]["containerStatuses"][0]["state"]["waiting"]["reason"], "CrashLoopBackOff");
         assert_eq!(kept["status"]["podIP"], "10.0.0.1");
     }
 

@@ -29,8 +29,7 @@ use tokio::task::JoinSet;
 use crate::metrics::Metrics;
 use crate::poller::PodKey;
 use crate::stores::{
-    MANAGED_BY, ROUTER_LABEL, Stores, list, owning_router, thin, thin_deployment, thin_pod,
-    thin_stateful_set,
+    MANAGED_BY, ROUTER_LABEL, Stores, list, owning_router, thin, thin_deployment, thin_pod, thin_stateful_set,
 };
 
 /// First pause after a broken watch, doubled up to [`MAX_PAUSE`].
@@ -192,7 +191,12 @@ struct Kind<K> {
 
 impl Watches {
     /// Watches `namespace`, or all of them.
-    pub fn start(client: &Client, namespace: Option<&str>, queues: &Arc<Queues>, metrics: &Arc<Metrics>) -> Self {
+    pub fn start(
+        client: &Client,
+        namespace: Option<&str>,
+        queues: &Arc<Queues>,
+        metrics: &Arc<Metrics>,
+    ) -> Self {
         let (pools, pools_writer) = reflector::store();
         let (routers, routers_writer) = reflector::store();
         let (pods, pods_writer) = reflector::store();

@@ -111,7 +111,8 @@ impl Patcher {
 
     async fn patch(&self, namespace: &str, patch: &WantedPatch) -> Result<(), kube::Error> {
         let body = Patch::Strategic(patch.strategic_merge());
-        let params = PatchParams { field_manager: Some(crate::FIELD_MANAGER.to_owned()), ..Default::default() };
+        let params =
+            PatchParams { field_manager: Some(crate::FIELD_MANAGER.to_owned()), ..Default::default() };
         let name = &patch.reference.name;
         self.metrics.wrote("patch", patch.reference.kind.as_str());
         match patch.reference.kind {
@@ -249,7 +250,8 @@ fn judge(
             return Is(State::PatchingDisabled, message);
         }
         Permission::Paused => {
-            let message = format!("{what} lacks {}; remove kvrouter.dev/paused from the pool.", missing(patch));
+            let message =
+                format!("{what} lacks {}; remove kvrouter.dev/paused from the pool.", missing(patch));
             return Is(State::Paused, message);
         }
         Permission::Granted => {}
@@ -270,8 +272,10 @@ fn judge(
             Is(State::RollingOut, format!("{what} rolls out for another reason and is changed after that."))
         }
         (Rollout::DeadlineExceeded, _) => {
-            let message =
-                format!("{what} does not roll out; mend it, it lacks {} and is changed after that.", missing(patch));
+            let message = format!(
+                "{what} does not roll out; mend it, it lacks {} and is changed after that.",
+                missing(patch)
+            );
             Is(State::RollingOut, message)
         }
     }
@@ -343,7 +347,8 @@ mod tests {
         stale: bool,
     }
 
-    const FINE: Row = Row { lacks: false, rollout: Rollout::Complete, applied: None, paused: false, stale: false };
+    const FINE: Row =
+        Row { lacks: false, rollout: Rollout::Complete, applied: None, paused: false, stale: false };
     const BARE: Row = Row { lacks: true, ..FINE };
 
     fn reference(name: &str) -> WorkloadRef {
@@ -441,7 +446,12 @@ mod tests {
         check("undone, the others go on", &[reverted, BARE], Some("b"), &["PatchReverted", "Waiting"]);
         check("undone, and another spec", &[Row { applied: Some("old"), ..BARE }], Some("a"), &["Waiting"]);
         check("paused", &[Row { paused: true, ..BARE }], None, &["Paused"]);
-        check("paused, the others go on", &[Row { paused: true, ..BARE }, BARE], Some("b"), &["Paused", "Waiting"]);
+        check(
+            "paused, the others go on",
+            &[Row { paused: true, ..BARE }, BARE],
+            Some("b"),
+            &["Paused", "Waiting"],
+        );
         check("its own rollout first", &[Row { rollout: InProgress, ..BARE }], None, &["RollingOut"]);
     }
 
@@ -457,7 +467,11 @@ mod tests {
         let applied = |row: Row| plan(&[row], Permission::Granted).records[0].applied.clone();
         assert_eq!(applied(FINE), None, "we did nothing");
         assert_eq!(applied(Row { applied: Some("new"), ..FINE }).as_deref(), Some("new"), "kept");
-        assert_eq!(applied(Row { applied: Some("old"), ..FINE }).as_deref(), Some("new"), "the spec moved on");
+        assert_eq!(
+            applied(Row { applied: Some("old"), ..FINE }).as_deref(),
+            Some("new"),
+            "the spec moved on"
+        );
         assert_eq!(applied(Row { applied: Some("new"), ..BARE }).as_deref(), Some("new"), "undone");
     }
 }

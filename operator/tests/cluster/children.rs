@@ -46,7 +46,10 @@ async fn a_router_gets_its_children_and_a_second_pass_writes_nothing() {
         ] {
             assert_eq!(&owners[0][field], expected, "{kind} {name}: {field}");
         }
-        assert_eq!(child["metadata"]["labels"]["app.kubernetes.io/managed-by"], "kvrouter-operator", "{kind}");
+        assert_eq!(
+            child["metadata"]["labels"]["app.kubernetes.io/managed-by"], "kvrouter-operator",
+            "{kind}"
+        );
         let managers: Vec<&Value> =
             child["metadata"]["managedFields"].as_array().expect("managers").iter().collect();
         assert!(managers.iter().all(|it| it["manager"] == "kvrouter-operator" && it["operation"] == "Apply"));
@@ -58,7 +61,10 @@ async fn a_router_gets_its_children_and_a_second_pass_writes_nothing() {
     }
     world.stays_quiet("a second pass").await;
     assert_eq!(world.writes(), before);
-    assert!(operator.metric(r#"kvrouter_operator_reconciles_total{kind="KvRouter",result="ok"}"#).await >= Some(2.0));
+    assert!(
+        operator.metric(r#"kvrouter_operator_reconciles_total{kind="KvRouter",result="ok"}"#).await
+            >= Some(2.0)
+    );
     // A new operator has nothing to write either.
     drop(operator);
     let operator = world.operator(&[]);
@@ -73,7 +79,9 @@ async fn an_edit_by_hand_is_undone() {
     settled(&world).await;
     world.edit("Deployment", "chat-router", json!({"spec": {"replicas": 7}})).await;
     world.becomes("replicas", "Deployment", "chat-router", |it| it["spec"]["replicas"] == 2).await;
-    world.edit("Service", "chat-router", json!({"spec": {"selector": {"app.kubernetes.io/instance": "x"}}})).await;
+    world
+        .edit("Service", "chat-router", json!({"spec": {"selector": {"app.kubernetes.io/instance": "x"}}}))
+        .await;
     let selected = |it: &Value| it["spec"]["selector"]["app.kubernetes.io/instance"] == "chat";
     world.becomes("the selector", "Service", "chat-router", selected).await;
     world.edit("ConfigMap", "chat-router-live", json!({"data": {"live.yaml": "nonsense"}})).await;
@@ -86,7 +94,9 @@ async fn an_edit_by_hand_is_undone() {
     }
     // What others add stays, and is no reason to write.
     world.settles().await;
-    world.edit("Service", "chat-router", json!({"metadata": {"annotations": {"cloud.example/lb": "a"}}})).await;
+    world
+        .edit("Service", "chat-router", json!({"metadata": {"annotations": {"cloud.example/lb": "a"}}}))
+        .await;
     world.stays_quiet("others' annotations").await;
     let service = world.get("Service", "chat-router").await.expect("there");
     assert_eq!(service["metadata"]["annotations"]["cloud.example/lb"], "a");
@@ -132,7 +142,8 @@ async fn what_is_not_wanted_any_more_goes() {
     // Other start settings: the old ones stay as long as a pod may need them.
     let deployment = world.get("Deployment", "chat-router").await.expect("there");
     let template = &deployment["spec"]["template"];
-    let metadata = json!({"labels": template["metadata"]["labels"], "annotations": template["metadata"]["annotations"]});
+    let metadata =
+        json!({"labels": template["metadata"]["labels"], "annotations": template["metadata"]["annotations"]});
     world.create("Pod", "old", json!({"metadata": metadata, "spec": template["spec"]})).await;
     world.edit("InferencePool", "qwen", json!({"spec": {"blockSize": 32}})).await;
     let new = world
@@ -219,12 +230,28 @@ async fn every_condition_is_there_at_once() {
         conditions.iter().map(|it| it["type"].as_str().unwrap_or_default().to_owned()).collect()
     };
     let pool = world.becomes("a status", "InferencePool", "qwen", |it| !types(it).is_empty()).await;
-    let expected = ["Accepted", "ResolvedRefs", "PageSizeParity", "HashSeedStable", "EventsConnected", "Degraded", "Ready"];
+    let expected = [
+        "Accepted",
+        "ResolvedRefs",
+        "PageSizeParity",
+        "HashSeedStable",
+        "EventsConnected",
+        "Degraded",
+        "Ready",
+    ];
     assert_eq!(types(&pool), expected);
     let router = world.becomes("a status", "KvRouter", "chat", |it| !types(it).is_empty()).await;
     let expected = [
-        "Accepted", "ResolvedRefs", "Progressing", "RouterAvailable", "ConfigApplied", "TokenizerReady", "IndexWarm",
-        "EventsConnected", "Degraded", "Ready",
+        "Accepted",
+        "ResolvedRefs",
+        "Progressing",
+        "RouterAvailable",
+        "ConfigApplied",
+        "TokenizerReady",
+        "IndexWarm",
+        "EventsConnected",
+        "Degraded",
+        "Ready",
     ];
     assert_eq!(types(&router), expected);
     for object in [&pool, &router] {

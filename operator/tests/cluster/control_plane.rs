@@ -69,7 +69,10 @@ impl ControlPlane {
     }
 
     /// A fresh one, without our definitions.
-    #[allow(clippy::disallowed_methods, reason = "a test harness waits in real time and reads where tools are")]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a test harness waits in real time and reads where tools are"
+    )]
     pub(crate) fn start(name: &str) -> Self {
         let binaries = binaries();
         let folder = std::env::temp_dir().join(format!("kvrouter-{}-{name}", std::process::id()));
@@ -210,7 +213,8 @@ fn write_secrets(folder: &Path) {
     });
     fs::write(folder.join("audit.json"), policy.to_string()).expect("a policy");
     let openssl = |arguments: &[&str]| {
-        let output = Command::new("openssl").args(arguments).current_dir(folder).output().expect("openssl starts");
+        let output =
+            Command::new("openssl").args(arguments).current_dir(folder).output().expect("openssl starts");
         assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
     };
     openssl(&["genrsa", "-out", "sa.key", "2048"]);

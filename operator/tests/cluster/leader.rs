@@ -106,9 +106,15 @@ async fn definitions_are_waited_for() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     assert_eq!(status, 503);
-    assert!(body.contains("kvinferencepools.kvrouter.dev is missing") && body.contains("kubectl apply"), "{body}");
+    assert!(
+        body.contains("kvinferencepools.kvrouter.dev is missing") && body.contains("kubectl apply"),
+        "{body}"
+    );
     assert_eq!(operator.page("/livez").await.map(|(status, _)| status), Some(200));
-    assert_eq!(operator.metric(r#"kvrouter_operator_not_ready{reason="definitions_missing"}"#).await, Some(1.0));
+    assert_eq!(
+        operator.metric(r#"kvrouter_operator_not_ready{reason="definitions_missing"}"#).await,
+        Some(1.0)
+    );
 
     // Of an older release.
     plane.install();

@@ -19,7 +19,8 @@ async fn fleet(world: &World) -> (Vec<Value>, crate::world::FakeRouter) {
     }
     world.appears("Deployment", "chat-router").await;
     world.roll_out("Deployment", "chat-router").await;
-    let found = world.becomes("settings", "KvRouter", "chat", |it| it["status"]["configHash"].is_string()).await;
+    let found =
+        world.becomes("settings", "KvRouter", "chat", |it| it["status"]["configHash"].is_string()).await;
     let (start, live) = settings(&found);
     let workers: Vec<Value> = engines.iter().map(|pod| worker(pod, 16)).collect();
     let said = report(&world.namespace, "qwen", (&start, &live), &workers);
@@ -64,13 +65,18 @@ async fn reports_become_conditions_and_traffic_does_not() {
     });
     let deadline = Instant::now();
     let found = world
-        .becomes("parity", "InferencePool", "qwen", |it| condition_of(it, "PageSizeParity")["status"] == "False")
+        .becomes("parity", "InferencePool", "qwen", |it| {
+            condition_of(it, "PageSizeParity")["status"] == "False"
+        })
         .await;
     let message = condition_of(&found, "PageSizeParity")["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains("engine-b"), "{message}");
     assert!(deadline.elapsed() < Duration::from_secs(5), "{:?}", deadline.elapsed());
     let events = world.list("Event").await;
-    assert!(events.iter().any(|it| it["regarding"]["kind"] == "InferencePool" && it["type"] == "Warning"), "{events:#?}");
+    assert!(
+        events.iter().any(|it| it["regarding"]["kind"] == "InferencePool" && it["type"] == "Warning"),
+        "{events:#?}"
+    );
 
     // The router is gone: a fact, and the pool goes on.
     fake.stop();

@@ -20,7 +20,8 @@ fn workload(kind: &str, env: Value) -> Value {
 
 fn naming(names: &[(&str, &str)]) -> Value {
     let mut pool = pool("qwen");
-    pool["spec"]["workloads"] = names.iter().map(|(kind, name)| json!({"kind": kind, "name": name})).collect();
+    pool["spec"]["workloads"] =
+        names.iter().map(|(kind, name)| json!({"kind": kind, "name": name})).collect();
     pool
 }
 
@@ -42,7 +43,8 @@ async fn reaches(world: &World, name: &str, wanted: &str) -> Value {
 }
 
 fn patches(writes: &[String]) -> Vec<&String> {
-    let engines = |it: &&String| it.starts_with("patch deployments/") || it.starts_with("patch statefulsets/");
+    let engines =
+        |it: &&String| it.starts_with("patch deployments/") || it.starts_with("patch statefulsets/");
     writes.iter().filter(engines).collect()
 }
 
@@ -58,7 +60,11 @@ async fn seeds_are_set_one_workload_at_a_time_and_never_again() {
     world.create("InferencePool", "qwen", naming(&[("Deployment", "a"), ("StatefulSet", "b")])).await;
     let a = world.becomes("a seed", "Deployment", "a", |it| seed(it)["value"] == "0").await;
     assert_eq!(a["spec"]["replicas"], 3, "replicas are nobody's business");
-    assert_eq!(a["spec"]["template"]["spec"]["containers"][1]["env"].as_array().map(Vec::len), Some(2), "{a:#}");
+    assert_eq!(
+        a["spec"]["template"]["spec"]["containers"][1]["env"].as_array().map(Vec::len),
+        Some(2),
+        "{a:#}"
+    );
     world.settles().await;
     assert_eq!(seed(&world.get("StatefulSet", "b").await.expect("there")), Value::Null, "one at a time");
     world.roll_out("Deployment", "a").await;
@@ -66,7 +72,13 @@ async fn seeds_are_set_one_workload_at_a_time_and_never_again() {
     reaches(&world, "a", "Patched").await;
     reaches(&world, "b", "RollingOut").await;
     let generation = world.get("StatefulSet", "b").await.expect("there")["metadata"]["generation"].clone();
-    world.set_status("StatefulSet", "b", json!({"observedGeneration": generation, "currentRevision": "x", "updateRevision": "x"})).await;
+    world
+        .set_status(
+            "StatefulSet",
+            "b",
+            json!({"observedGeneration": generation, "currentRevision": "x", "updateRevision": "x"}),
+        )
+        .await;
     reaches(&world, "b", "Patched").await;
     let writes = world.settles().await;
     assert_eq!(patches(&writes).len(), 2, "{writes:?}");
@@ -79,7 +91,8 @@ async fn seeds_are_set_one_workload_at_a_time_and_never_again() {
     assert_eq!(patches(&world.settles().await).len(), 2, "an engine was restarted");
 
     // Somebody undoes it: said, not repeated.
-    let undone = json!([{"op": "replace", "path": "/spec/template/spec/containers/1/env", "value": []}]).to_string();
+    let undone =
+        json!([{"op": "replace", "path": "/spec/template/spec/containers/1/env", "value": []}]).to_string();
     world.plane.kubectl_ok(&["patch", "deployment", "a", "-n", "seeds", "--type=json", "-p", &undone], None);
     world.roll_out("Deployment", "a").await;
     let pool = reaches(&world, "a", "PatchReverted").await;
@@ -94,7 +107,13 @@ async fn seeds_are_set_one_workload_at_a_time_and_never_again() {
 async fn what_is_not_ours_to_change_stays() {
     let world = World::new("hands-off").await;
     let from = json!([{"name": "PYTHONHASHSEED", "valueFrom": {"configMapKeyRef": {"name": "seeds", "key": "seed"}}}]);
-    world.create("Deployment", "user", workload("Deployment", json!([{"name": "PYTHONHASHSEED", "value": "42"}]))).await;
+    world
+        .create(
+            "Deployment",
+            "user",
+            workload("Deployment", json!([{"name": "PYTHONHASHSEED", "value": "42"}])),
+        )
+        .await;
     world.create("Deployment", "from", workload("Deployment", from.clone())).await;
     let mut owned = workload("Deployment", json!([]));
     owned["metadata"] = json!({"ownerReferences": [{"apiVersion": "serving.example/v1", "kind": "Model", "name": "m",
@@ -112,13 +131,21 @@ async fn what_is_not_ours_to_change_stays() {
     world.roll_out("StatefulSet", "manual").await;
     let _operator = world.operator(&[]);
     let all = [
-        ("Deployment", "user"), ("Deployment", "from"), ("Deployment", "owned"), ("Deployment", "halted"),
-        ("StatefulSet", "manual"), ("Deployment", "absent"),
+        ("Deployment", "user"),
+        ("Deployment", "from"),
+        ("Deployment", "owned"),
+        ("Deployment", "halted"),
+        ("StatefulSet", "manual"),
+        ("Deployment", "absent"),
     ];
     world.create("InferencePool", "qwen", naming(&all)).await;
     for (name, wanted) in [
-        ("user", "AlreadyRight"), ("from", "AlreadyRight"), ("owned", "WorkloadControlled"), ("halted", "Paused"),
-        ("manual", "Paused"), ("absent", "WorkloadNotFound"),
+        ("user", "AlreadyRight"),
+        ("from", "AlreadyRight"),
+        ("owned", "WorkloadControlled"),
+        ("halted", "Paused"),
+        ("manual", "Paused"),
+        ("absent", "WorkloadNotFound"),
     ] {
         reaches(&world, name, wanted).await;
     }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{
+    Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+};
 use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -85,7 +87,12 @@ impl World {
     }
 
     #[track_caller]
-    pub(crate) fn create(&self, kind: &'static str, name: &str, fields: Value) -> impl Future<Output = DynamicObject> {
+    pub(crate) fn create(
+        &self,
+        kind: &'static str,
+        name: &str,
+        fields: Value,
+    ) -> impl Future<Output = DynamicObject> {
         let (api, object) = (self.api(kind), object(kind, name, fields));
         async move {
             let params = PostParams::default();
@@ -125,7 +132,9 @@ impl World {
         loop {
             match wanted().await {
                 Ok(found) => return found,
-                Err(seen) if SOON < began.elapsed() => panic!("not within {SOON:?}: {what}; last seen: {seen:#}"),
+                Err(seen) if SOON < began.elapsed() => {
+                    panic!("not within {SOON:?}: {what}; last seen: {seen:#}")
+                }
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
@@ -152,7 +161,14 @@ impl World {
     }
 
     /// Waits until the condition of the object is so. Returns its message.
-    pub(crate) async fn condition(&self, kind: &str, name: &str, type_: &str, status: &str, reason: &str) -> String {
+    pub(crate) async fn condition(
+        &self,
+        kind: &str,
+        name: &str,
+        type_: &str,
+        status: &str,
+        reason: &str,
+    ) -> String {
         let what = format!("{kind} {name}: {type_}={status} {reason}");
         let found = self
             .becomes(&what, kind, name, |object| {
@@ -205,9 +221,20 @@ impl World {
     }
 
     /// A pod that runs and is ready.
-    pub(crate) async fn pod(&self, name: &str, ip: IpAddr, labels: &[(&str, &str)], container: Value) -> Value {
+    pub(crate) async fn pod(
+        &self,
+        name: &str,
+        ip: IpAddr,
+        labels: &[(&str, &str)],
+        container: Value,
+    ) -> Value {
         let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
-        self.create("Pod", name, json!({"metadata": {"labels": labels}, "spec": {"containers": [container]}})).await;
+        self.create(
+            "Pod",
+            name,
+            json!({"metadata": {"labels": labels}, "spec": {"containers": [container]}}),
+        )
+        .await;
         self.make_ready(name, ip).await;
         self.get("Pod", name).await.expect("there")
     }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::Method;
 use serde_json::json;
 
-use crate::harness::{Router, Setup, engine, long, until};
+use crate::harness::{MODEL, Router, Setup, engine, id, long, until};
 
 #[tokio::test]
 async fn the_page_is_open_and_what_it_asks_for_is_not() {
@@ -13,7 +13,8 @@ async fn the_page_is_open_and_what_it_asks_for_is_not() {
     let token = folder.path().join("token");
     std::fs::write(&token, "s3cret").unwrap();
     let router = Router::start(Setup::zmq(&[&only]).more(&format!("adminTokenFile: {token:?}"))).await;
-    let chat = router.chat(&long(1), 2).await;
+    let body = json!({"model": MODEL, "max_tokens": 2, "messages": long(1)});
+    assert_eq!(router.post("/v1/chat/completions", body).await.status, 200);
     let at = |path: &str| format!("http://{}{path}", router.at.admin);
     let bearer = ("authorization", "Bearer s3cret");
     let ask = async |path: &str, headers: &[(&str, &str)]| {
@@ -39,6 +40,6 @@ async fn the_page_is_open_and_what_it_asks_for_is_not() {
         found[0][12].is_u64().then_some(found)
     })
     .await;
-    assert_eq!(receipts[0][8], json!(chat.target()));
+    assert_eq!(receipts[0][8], json!(format!("{}#0", id(&only))));
     assert_eq!(live("?namespace=00").await["receipts"], json!([]), "nor those of another one");
 }
