@@ -611,3 +611,99 @@ words! {
         ContainerAmbiguous,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_names(why: &str, given: &[&str], expected: &str) {
+        assert_eq!(names(given.iter().copied()), expected, "{why}");
+    }
+
+    #[test]
+    fn a_message_names_five_in_a_stable_order() {
+        check_names("nobody", &[], "");
+        check_names("sorted, none twice", &["b", "a", "b"], "a, b");
+        check_names("five", &["e", "d", "c", "b", "a"], "a, b, c, d, e");
+        check_names("six", &["f", "e", "d", "c", "b", "a"], "a, b, c, d, e and 1 more");
+    }
+
+    #[test]
+    fn words_are_read_as_they_are_written() {
+        for type_ in ConditionType::ALL {
+            assert_eq!(ConditionType::of(type_.as_str()), Some(*type_));
+        }
+        assert_eq!(Reason::of("Other"), None, "there is no reason for anything else");
+        assert_eq!(Status::of("False"), Status::False);
+        assert_eq!(Status::of("true"), Status::Unknown);
+    }
+
+    #[test]
+    fn every_type_has_reasons_and_every_reason_a_type() {
+        let types: Vec<ConditionType> = REASONS.iter().map(|(type_, _)| *type_).collect();
+        for type_ in ConditionType::ALL {
+            assert_eq!(types.iter().filter(|it| *it == type_).count(), 1, "{type_:?}");
+        }
+        for reason in Reason::ALL {
+            assert!(REASONS.iter().any(|(_, reasons)| reasons.contains(reason)), "{reason:?} is nobody's");
+        }
+        let carried: BTreeSet<_> = POOL_TYPES.iter().chain(ROUTER_TYPES).collect();
+        assert_eq!(carried.len(), ConditionType::ALL.len(), "every type is carried by a kind");
+    }
+
+    #[test]
+    fn transition_times_are_whole_seconds_and_move_with_the_status() {
+        let at = |milliseconds| Timestamp::from_millisecond(milliseconds).expect("in range");
+        let (good, bad) = (Finding::holds(Reason::Serving, "a"), Finding::fails(Reason::NoPodsReady, "b"));
+        let first = merge(None, ConditionType::Ready, &good, Some(1), at(1_500));
+        assert_eq!(first.last_transition_time.0, at(1_000), "whole seconds");
+        let again = merge(Some(&first), ConditionType::Ready, &good, Some(2), at(9_000));
+        assert_eq!(again.last_transition_time, first.last_transition_time, "the same status");
+        assert_eq!(again.observed_generation, Some(2), "always the newest");
+        let flipped = merge(Some(&again), ConditionType::Ready, &bad, Some(2), at(9_000));
+        assert_eq!((flipped.last_transition_time.0, flipped.status.as_str()), (at(9_000), "False"));
+    }
+
+    #[test]
+    fn a_long_message_ends_at_a_letter() {
+        let long = Finding::holds(Reason::Serving, "ü".repeat(5_000));
+        let condition = merge(None, ConditionType::Ready, &long, None, Timestamp::UNIX_EPOCH);
+        assert!(condition.message.len() <= READABLE_BYTES && condition.message.ends_with('…'));
+    }
+
+    /// Rows of the documentation, as `type/reason`, in their order.
+    fn documented(text: &str) -> Vec<String> {
+        let mut section = "";
+        let mut rows = Vec::new();
+        for line in text.lines() {
+            if let Some(title) = line.strip_prefix("## ") {
+                section = title;
+            }
+            if let Some(reason) = line.strip_prefix("| `").and_then(|row| row.split_once('`')) {
+                rows.push(format!("{section}/{}", reason.0));
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn the_documentation_lists_exactly_these_reasons() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/conditions.md");
+        let text = std::fs::read_to_string(path).expect("docs/conditions.md");
+        let expected: Vec<String> = REASONS
+            .iter()
+            .flat_map(|(type_, reasons)| {
+                reasons.iter().map(|reason| format!("{}/{}", type_.as_str(), reason.as_str()))
+            })
+            .collect();
+        assert_eq!(documented(&text), expected);
+        for row in text.lines().filter(|line| line.starts_with("| `")) {
+            assert_eq!(
+                row.split(" | ").filter(|cell| !cell.trim_matches(['|', ' ']).is_empty()).count(),
+                4,
+                "{row}"
+            );
+        }
+    }
+}

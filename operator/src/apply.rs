@@ -149,6 +149,12 @@ impl Child {
         text(self.live.as_ref()?, "/metadata/resourceVersion").map(str::to_owned)
     }
 
+    /// Whether the store shows an object that was made of what is wanted now.
+    fn is_known(&self) -> bool {
+        let annotations = self.live.as_ref().and_then(|live| live.pointer("/metadata/annotations"));
+        annotations.and_then(|all| all.get(APPLIED)).and_then(Value::as_str) == Some(&self.digest)
+    }
+
     /// Why it must be applied; none if there is no need.
     fn need(&self, entry: &Entry) -> Option<String> {
         let before = entry.applied.get(&self.title());
@@ -160,9 +166,7 @@ impl Child {
         if before.is_some_and(|old| old.digest == self.digest && old.before == self.version()) {
             return None;
         }
-        if live.pointer("/metadata/annotations").and_then(|all| all.get(APPLIED)).and_then(Value::as_str)
-            != Some(&self.digest)
-        {
+        if !self.is_known() {
             return Some("something else is wanted".to_owned());
         }
         difference(&self.wanted, live).map(|path| format!("{path} was changed"))
@@ -202,7 +206,9 @@ impl Writer {
                 entry.applied.insert(child.title(), applied);
             });
         }
-        let keep_settings = !is_quiet || !is_rolled_out(desired, stores, &key.0);
+        // A store that lags shows the rollout of the last template.
+        let is_known = children.iter().all(Child::is_known);
+        let keep_settings = !is_quiet || !is_known || !is_rolled_out(desired, stores, &key.0);
         self.prune(router, &children, stores, keep_settings).await
     }
 
@@ -468,8 +474,11 @@ where
     Ok(Child { kind, resource, name, wanted, digest, live })
 }
 
-/// Kinds of children, and the resources of them.
-const KINDS: &[(&str, fn() -> ApiResource)] = &[
+/// A kind's name, and its resource.
+type Kind = (&'static str, fn() -> ApiResource);
+
+/// Kinds of children.
+const KINDS: &[Kind] = &[
     ("ServiceAccount", || ApiResource::erase::<ServiceAccount>(&())),
     ("RoleBinding", || ApiResource::erase::<RoleBinding>(&())),
     ("ConfigMap", || ApiResource::erase::<ConfigMap>(&())),

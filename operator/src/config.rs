@@ -32,6 +32,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Reconciles InferencePools and KvRouters until told to stop.
+    // The last of two equal flags wins: charts append what users add.
+    #[command(args_override_self = true)]
     Run(RunFlags),
     /// Prints, without a cluster, the objects it would apply and the conditions it can already know.
     Render(RenderFlags),
@@ -297,6 +299,7 @@ mod tests {
         check_flags("sorted", &["--watch-namespaces=b,a,,b"], Ok(r#"["a", "b"]"#));
         check_flags("one operator", &["--leader-elect=false"], Ok("lease: None"));
         check_flags("a bare switch", &["--leader-elect"], Ok("lease: Some"));
+        check_flags("the last one wins", &["--poll-seconds=7", "--poll-seconds=9"], Ok("poll_interval: 9s"));
         check_flags("patching off", &["--workload-patching=false"], Ok("workload_patching: false"));
         check_flags("a broker", &["--nats-url=nats://nats.kvrouter-system:4222"], Ok("4222"));
         check_flags("no scheme", &["--nats-url=nats:4222"], Err("nats://host:port"));

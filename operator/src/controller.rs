@@ -24,7 +24,7 @@ use kvrouter_crds::{InferencePool, KvRouter};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::{ApplyError, Published, Writer, key};
@@ -45,6 +45,9 @@ const CONCURRENCY: u16 = 8;
 /// How long a change waits for others of the same object: the pods of a rollout
 /// come in bursts.
 const DEBOUNCE: Duration = Duration::from_millis(100);
+/// Longest reconcile: an API server that takes a connection and says nothing
+/// would otherwise hold an object up for ever.
+const TIMEOUT: Duration = Duration::from_mins(1);
 /// First and longest pause after a failure that may heal.
 const TRANSIENT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// The same after a refusal: only people can do something about it.
@@ -86,6 +89,9 @@ pub enum ReconcileError {
     /// What is published is not a status, which only a newer release can have written.
     #[error("failed to read the published status")]
     Status(#[source] serde_json::Error),
+    /// The API server took too long.
+    #[error("unable to reconcile within {TIMEOUT:?}")]
+    Timeout,
 }
 
 impl ReconcileError {
@@ -94,6 +100,7 @@ impl ReconcileError {
         match self {
             Self::Apply(error) => error.reason(),
             Self::Status(_) => "published_status",
+            Self::Timeout => "timeout",
         }
     }
 
@@ -102,6 +109,7 @@ impl ReconcileError {
         match self {
             Self::Apply(error) => error.is_transient(),
             Self::Status(_) => false,
+            Self::Timeout => true,
         }
     }
 }
@@ -162,7 +170,6 @@ impl Context {
         let mut again = recheck.into_iter().chain(retry_after).min();
         ledger.update(&(namespace.clone(), name.clone()), &object.uid().unwrap_or_default(), |entry| {
             entry.memory = told.memory;
-            entry.failures = 0;
             if let Published::Written(status) = &became {
                 entry.published = Some((status.clone(), Instant::now()));
             }
@@ -250,9 +257,14 @@ async fn drive<K>(
             let name = name.clone();
             Box::pin(async move {
                 let began = Instant::now();
-                let result = reconcile(Arc::clone(&object), Arc::clone(&context)).await;
+                let work = reconcile(Arc::clone(&object), Arc::clone(&context));
+                let result = timeout(TIMEOUT, work).await.unwrap_or(Err(ReconcileError::Timeout));
                 let label = result.as_ref().map_or_else(ReconcileError::reason, |_| "ok");
                 context.metrics.reconciled(&name, label, began.elapsed());
+                if result.is_ok() {
+                    let uid = object.uid().unwrap_or_default();
+                    ledger(&context).update(&key(&*object), &uid, |entry| entry.failures = 0);
+                }
                 result
             })
         }

@@ -174,3 +174,7 @@ impl Memory {
         blamed.is_some_and(|blamed| !blamed.is_empty() && blamed.is_disjoint(pass.pods))
     }
 }
+
+#[cfg(test)]
+#[path = "hysteresis_tests.rs"]
+mod tests;

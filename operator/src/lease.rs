@@ -51,6 +51,8 @@ pub struct Elector {
 enum Turn {
     Held,
     HeldBy(String),
+    /// Somebody wrote between our look and our write; the next look will tell who.
+    Raced,
 }
 
 impl Elector {
@@ -65,6 +67,7 @@ impl Elector {
         loop {
             match self.attempt().await {
                 Ok(Turn::Held) => return,
+                Ok(Turn::Raced) => {}
                 Ok(Turn::HeldBy(other)) => {
                     if told.as_ref() != Some(&other) {
                         tracing::info!(leader = %other, "waiting: another operator leads");
@@ -93,6 +96,7 @@ impl Elector {
             let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
             match timeout(left, self.attempt()).await {
                 Ok(Ok(Turn::Held)) => renewed = Instant::now(),
+                Ok(Ok(Turn::Raced)) => {}
                 Ok(Ok(Turn::HeldBy(other))) => {
                     tracing::error!(leader = %other, "lease lost to another operator");
                     return Ended::Lost;
@@ -146,8 +150,7 @@ impl Elector {
         }
     }
 
-    /// Writes `lease` over the version that it was made from. Somebody who was
-    /// faster is no error: the next look will tell who.
+    /// Writes `lease` over the version that it was made from.
     async fn write(&mut self, lease: Lease) -> Result<Turn, LeaseError> {
         let params =
             PostParams { field_manager: Some(crate::FIELD_MANAGER.to_owned()), ..Default::default() };
@@ -160,9 +163,7 @@ impl Elector {
         };
         match timeout(RETRY, write).await.map_err(|_| LeaseError::Timeout)? {
             Ok(_) => Ok(Turn::Held),
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                Ok(Turn::HeldBy("whoever was faster".into()))
-            }
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Turn::Raced),
             Err(error) => Err(LeaseError::Write(error)),
         }
     }

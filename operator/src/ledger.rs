@@ -34,10 +34,23 @@ pub struct Entry {
     pub taken: Vec<String>,
     /// Children as they were when they were last applied, by `Kind/name`.
     pub applied: HashMap<String, Applied>,
-    /// Workloads that were patched: their version at that time, by uid.
-    pub patched: HashMap<String, String>,
+    /// Workloads that were patched, by uid.
+    pub patched: HashMap<String, Patched>,
     /// Failures in a row.
     pub failures: u32,
+}
+
+/// A workload that was patched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Patched {
+    /// Its version before. While the store shows this version, it has not heard
+    /// of the patch.
+    pub before: String,
+    /// When.
+    pub at: Timestamp,
+    /// Digest of what the spec asked for, for the record: the status that holds
+    /// it may have failed to be written.
+    pub digest: Option<String>,
 }
 
 /// A child that was applied.

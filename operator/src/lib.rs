@@ -24,6 +24,9 @@ pub mod render;
 pub mod rollout;
 pub mod router;
 pub mod run;
+#[cfg(test)]
+mod sample;
+pub mod schema;
 pub mod stores;
 pub mod verdict;
 pub mod watch;

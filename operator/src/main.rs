@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvrouter_operator::config::{Cli, Command, Config, RenderFlags};
-use kvrouter_operator::{render, run};
+use kvrouter_operator::{chain, render, run};
 use tracing_subscriber::EnvFilter;
 
 /// Exit code for settings and manifests that cannot be used.
@@ -36,7 +36,7 @@ fn serve(config: Config) -> ExitCode {
     match runtime.block_on(run::run(config)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("kv-router-operator: {error:#}");
+            eprintln!("kv-router-operator: {}", chain(&error));
             ExitCode::FAILURE
         }
     }

@@ -154,3 +154,43 @@ impl Metrics {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_is_documented() {
+        let metrics = Metrics::new().expect("registers");
+        metrics.reconciled("KvRouter", "ok", Duration::ZERO);
+        metrics.queue.with_label_values(&["KvRouter"]).set(1);
+        metrics.set_not_ready(Some("starting"));
+        metrics.wrote("apply", "Service");
+        metrics.watch_failed("Pod");
+        metrics.polled("ok");
+        let ready = Condition {
+            type_: "Ready".into(),
+            status: "True".into(),
+            last_transition_time: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                jiff::Timestamp::UNIX_EPOCH,
+            ),
+            message: String::new(),
+            observed_generation: None,
+            reason: "Serving".into(),
+        };
+        metrics.set_conditions("KvRouter", "ns", "chat", &[ready]);
+        let text = metrics.render().expect("renders");
+        let names: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE "))
+            .filter_map(|line| line.split(' ').next())
+            .collect();
+        assert_eq!(names.len(), 9, "{names:?}");
+        let documented = include_str!("../../docs/metrics.md");
+        for name in names {
+            assert!(documented.contains(&format!("| `{name}` |")), "docs/metrics.md lacks {name}");
+        }
+        metrics.forget("KvRouter", "ns", "chat", &["Ready"]);
+        assert!(!metrics.render().expect("renders").contains("chat"), "an object that is gone is forgotten");
+    }
+}

@@ -279,3 +279,78 @@ async fn exchange(address: &str) -> Result<HealthReport, PollError> {
     }
     Ok(report)
 }
+
+#[cfg(test)]
+mod tests {
+    use jiff::SignedDuration;
+    use serde_json::json;
+
+    use super::*;
+
+    fn report(seq: u64, trust: &str) -> HealthReport {
+        serde_json::from_value(json!({
+            "schemaVersion": 1, "routerVersion": "0", "pool": "ns/qwen", "config": {"start": "a", "live": null},
+            "ready": true, "readyReason": "ok", "draining": false, "policy": "x", "blockSize": 16,
+            "events": {"transport": "nats", "connected": true}, "tokenizer": {"ready": true, "message": null},
+            "liveSettings": {"watched": true, "refused": null}, "problems": [],
+            "workers": [{"worker": "a:1", "pod": "a", "role": "mixed", "engine": "vllm", "engineVersion": null,
+                "ready": true, "reason": "ok", "reportedPageSize": 16, "targets": [{"rank": 0, "trust": trust,
+                "reason": "ok", "credited": true, "eventPageSize": 16, "hybrid": false, "epoch": 1, "seq": seq}]}],
+        }))
+        .expect("a report")
+    }
+
+    fn key(uid: &str) -> PodKey {
+        PodKey { namespace: "ns".into(), name: "chat-0".into(), uid: uid.into() }
+    }
+
+    fn refused() -> PollError {
+        PollError::Timeout { address: "10.0.0.1:9090".into() }
+    }
+
+    #[test]
+    fn only_news_are_told() {
+        let reports = Reports::default();
+        let at = |seconds: i64| Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
+        //    when  what                           told
+        for (seconds, result, expected, why) in [
+            (0, Ok(report(1, "exact")), true, "the first"),
+            (5, Ok(report(2, "exact")), false, "traffic"),
+            (10, Ok(report(3, "unsound")), true, "another trust"),
+            (15, Err(refused()), true, "a failure"),
+            (20, Err(refused()), false, "the same failure"),
+            (31, Err(refused()), true, "the report is too old now"),
+            (36, Err(refused()), false, "it stays too old"),
+            (41, Ok(report(4, "unsound")), true, "back again"),
+        ] {
+            assert_eq!(reports.take(&key("1"), result, at(seconds)), expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn a_pod_never_inherits_a_report() {
+        let reports = Reports::default();
+        reports.take(&key("1"), Ok(report(1, "exact")), Timestamp::UNIX_EPOCH);
+        let pod = |uid: &str| -> Pod {
+            serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": "chat-0", "uid": uid}}))
+                .expect("a pod")
+        };
+        assert!(reports.heard(&pod("1")).report.is_some());
+        assert!(reports.heard(&pod("2")).report.is_none(), "its successor");
+        reports.keep(&[]);
+        assert!(reports.heard(&pod("1")).report.is_none(), "a pod that is gone");
+    }
+
+    #[test]
+    fn only_pods_with_an_address_are_asked() {
+        let address = |status: serde_json::Value| {
+            let pod =
+                serde_json::from_value(json!({"metadata": {"name": "a"}, "status": status})).expect("a pod");
+            target(&pod, 9090).map(|target| target.address)
+        };
+        assert_eq!(address(json!({"podIP": "10.0.0.1"})).as_deref(), Some("10.0.0.1:9090"));
+        assert_eq!(address(json!({"podIP": "fd00::1"})).as_deref(), Some("[fd00::1]:9090"));
+        assert_eq!(address(json!({})), None);
+        assert_eq!(address(json!({"podIP": "10.0.0.1", "phase": "Succeeded"})), None);
+    }
+}

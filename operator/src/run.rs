@@ -1,9 +1,10 @@
 //! `run`: waits for what it needs, leads, reconciles, and stops in order.
 
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use futures::channel::mpsc::UnboundedReceiver;
 use futures::future::{join_all, select_all};
 use k8s_openapi::api::core::v1::Pod;
@@ -41,15 +42,47 @@ struct Scope {
     routers: UnboundedReceiver<ObjectRef<KvRouter>>,
 }
 
+/// Why the process ends before it is told to.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Signals cannot be waited for.
+    #[error("failed to wait for signals")]
+    Signals(#[source] io::Error),
+    /// Two metrics have one name, which is a defect of ours.
+    #[error("failed to register metrics")]
+    Metrics(#[source] prometheus::Error),
+    /// The port is taken, or may not be.
+    #[error("failed to listen on {address}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// There is neither a kubeconfig nor a service account.
+    #[error("failed to find a Kubernetes API server")]
+    Client(#[source] kube::Error),
+    /// Probes and metrics are not served any more.
+    #[error("failed to serve probes")]
+    Probes(#[source] io::Error),
+    /// Another operator may write now.
+    #[error("the Lease is lost and another operator may write: this process ends, to start anew")]
+    LeaseLost,
+    /// A task ended that runs for ever.
+    #[error("{0} ended, which it never should")]
+    Ended(&'static str),
+}
+
 /// Runs until SIGTERM or SIGINT. An error ends the process.
-pub async fn run(config: Config) -> anyhow::Result<()> {
-    let stop = stop_on_signal()?;
-    let metrics = Arc::new(Metrics::new().context("failed to register metrics")?);
+pub async fn run(config: Config) -> Result<(), RunError> {
+    let stop = stop_on_signal().map_err(RunError::Signals)?;
+    let metrics = Arc::new(Metrics::new().map_err(RunError::Metrics)?);
     let readiness = Readiness::starting(Arc::clone(&metrics));
-    let listener = TcpListener::bind(config.listen).await;
-    let listener = listener.with_context(|| format!("failed to listen on {}", config.listen))?;
+    let address = config.listen;
+    let listener = TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
     let probes = tokio::spawn(probes::serve(listener, Arc::clone(&readiness), stop.clone()));
-    let client = Client::try_default().await.context("failed to find a Kubernetes API server")?;
+    let client = Client::try_default().await.map_err(RunError::Client)?;
     let config = Arc::new(config);
     let prepared = tokio::select! {
         prepared = prepare(&client, &config, &metrics, &readiness) => Some(prepared),
@@ -58,7 +91,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     if let Some((scopes, elector)) = prepared {
         lead(client, config, metrics, scopes, elector, &stop).await?;
     }
-    probes.await.context("failed to end the probes")?.context("failed to serve the probes")
+    probes.await.map_err(|_| RunError::Ended("the server of the probes"))?.map_err(RunError::Probes)
 }
 
 /// Returns once everything is in place and the Lease is held, if there is one.
@@ -94,7 +127,7 @@ async fn lead(
     scopes: Vec<Scope>,
     elector: Option<Elector>,
     stop: &CancellationToken,
-) -> anyhow::Result<()> {
+) -> Result<(), RunError> {
     metrics.leader.set(1);
     tracing::info!(holder = config.lease.as_ref().map(|lease| &lease.holder), "leading");
     let reports = Arc::new(Reports::default());
@@ -125,11 +158,11 @@ async fn lead(
         biased;
         ended = hold => match ended {
             Ended::Released => Ok(()),
-            Ended::Lost => anyhow::bail!("the Lease is lost, another operator may write now: this process ends"),
+            Ended::Lost => Err(RunError::LeaseLost),
         },
         () = work => Ok(()),
-        _ = select_all(watches) => anyhow::bail!("a watch ended, which none should"),
-        () = poll => anyhow::bail!("the poller ended, which it should not"),
+        _ = select_all(watches) => Err(RunError::Ended("a watch")),
+        () = poll => Err(RunError::Ended("the poller")),
     }
 }
 
@@ -209,10 +242,10 @@ fn poll(
     )
 }
 
-fn stop_on_signal() -> anyhow::Result<CancellationToken> {
+fn stop_on_signal() -> io::Result<CancellationToken> {
     let stop = CancellationToken::new();
-    let mut terminate = signal(SignalKind::terminate()).context("failed to wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("failed to wait for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let stopped = stop.clone();
     tokio::spawn(async move {
         tokio::select! {

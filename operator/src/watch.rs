@@ -6,7 +6,7 @@
 //! server at intervals: a watch that broke begins again, and everything is
 //! reconciled once after it has been listed anew.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -382,7 +382,7 @@ async fn run<K>(
 /// Our own kinds: everything but the status matters, which we write ourselves.
 fn root<K: Resource>(name: &'static str) -> Kind<K> {
     let config = watcher::Config::default();
-    Kind { name, config, thin: thin::<K>, matters: |old, new| asked(old) != asked(new) }
+    Kind { name, config, thin: thin::<K>, matters: asks_otherwise }
 }
 
 /// Objects of all owners, thinned out.
@@ -413,10 +413,33 @@ fn is_different<K: Resource + Clone + PartialEq>(old: &K, new: &K) -> bool {
     still(old) != still(new)
 }
 
-/// What people ask of an object of ours: generation, annotations, whether it
-/// shall go.
-fn asked<K: Resource>(object: &K) -> (Option<&str>, Option<i64>, Option<&BTreeMap<String, String>>, bool) {
-    let meta = object.meta();
-    let is_ending = meta.deletion_timestamp.is_some();
-    (meta.uid.as_deref(), meta.generation, meta.annotations.as_ref(), is_ending)
+/// Whether people ask for something else: another generation, other annotations,
+/// an end. Our own writes of the status are none of these.
+fn asks_otherwise<K: Resource>(old: &K, new: &K) -> bool {
+    let (old, new) = (old.meta(), new.meta());
+    old.uid != new.uid
+        || old.generation != new.generation
+        || old.annotations != new.annotations
+        || old.deletion_timestamp != new.deletion_timestamp
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_waits_once() {
+        let depth = IntGauge::new("depth", "objects").expect("a gauge");
+        let (queue, mut waiting) = Queue::<KvRouter>::new(depth.clone());
+        let object = || ObjectRef::new("chat").within("ns");
+        queue.push(object());
+        queue.push(object());
+        assert_eq!(depth.get(), 1);
+        assert!(waiting.try_recv().is_ok());
+        assert!(waiting.try_recv().is_err(), "twice");
+        queue.begin(&object());
+        assert_eq!(depth.get(), 0);
+        queue.push(object());
+        assert!(waiting.try_recv().is_ok(), "a change during its reconcile was lost");
+    }
 }

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
@@ -21,6 +22,7 @@ use kvrouter_crds::conditions::WorkloadState;
 use kvrouter_crds::pool::{WorkloadKind, WorkloadRef, WorkloadStatus};
 
 use crate::apply::is_transient;
+use crate::ledger::Patched;
 use crate::metrics::Metrics;
 use crate::pool::build::WantedPatch;
 use crate::pool::observe::{Observed, Rollout, WorkloadFacts};
@@ -28,6 +30,11 @@ use crate::pool::validate::{ValidPool, title};
 
 /// When to try again what the API server refused for want of a right.
 pub const RETRY_REFUSED: Duration = Duration::from_mins(5);
+
+/// How long the rollout of a StatefulSet may take that was patched: unlike a
+/// Deployment it has no deadline of its own. Pods are replaced one by one, and
+/// each loads its model.
+const STATEFUL_SET_DEADLINE: SignedDuration = SignedDuration::from_mins(60);
 
 /// The hand that patches.
 #[derive(Clone)]
@@ -54,6 +61,8 @@ pub struct Plan {
     pub records: Vec<WorkloadStatus>,
     /// Position in `records` and patch of the one to be changed now.
     pub next: Option<(usize, WantedPatch)>,
+    /// When to look again; none if a change will tell.
+    pub retry_after: Option<Duration>,
 }
 
 /// What became of a plan.
@@ -61,8 +70,8 @@ pub struct Plan {
 pub struct Outcome {
     /// Where each stands, in the order of the spec.
     pub records: Vec<WorkloadStatus>,
-    /// Uid and former version of the one that was changed.
-    pub patched: Option<(String, String)>,
+    /// Uid of the one that was changed, and what is remembered of it.
+    pub patched: Option<(String, Patched)>,
     /// When to look again; none if a change will tell.
     pub retry_after: Option<Duration>,
 }
@@ -75,9 +84,9 @@ impl Patcher {
 
     /// Carries out the plan: at most one patch.
     pub async fn carry_out(&self, namespace: &str, plan: Plan) -> Outcome {
-        let Plan { mut records, next } = plan;
+        let Plan { mut records, next, retry_after } = plan;
         let Some((position, patch)) = next else {
-            return Outcome { records, ..Outcome::default() };
+            return Outcome { records, retry_after, ..Outcome::default() };
         };
         let what = title(&patch.reference);
         let result = self.patch(namespace, &patch).await;
@@ -87,7 +96,9 @@ impl Patcher {
                 tracing::info!(namespace, workload = what, "patched");
                 record.applied.clone_from(&patch.digest);
                 set(record, WorkloadState::RollingOut, &format!("{what} was changed and rolls out."));
-                outcome.patched = Some((patch.uid, patch.resource_version));
+                let at = Timestamp::now();
+                let patched = Patched { before: patch.resource_version, at, digest: patch.digest };
+                outcome.patched = Some((patch.uid, patched));
             }
             (Err(error), Some(record)) if is_transient(&error) => {
                 // Usually somebody was faster: the next look is at what they made of it.
@@ -142,14 +153,14 @@ pub fn keep(pool: &InferencePool, published: &[WorkloadStatus]) -> Vec<WorkloadS
 
 /// What to do about the named workloads. Pure.
 ///
-/// `published` are the records of the pool's status, `patched` the versions that
-/// this process has already patched, by uid.
+/// `published` are the records of the pool's status, `patched` what this process
+/// has patched, by uid.
 pub fn decide(
     valid: &ValidPool,
     observed: &Observed,
     wanted: &[WantedPatch],
     published: &[WorkloadStatus],
-    patched: &HashMap<String, String>,
+    patched: &HashMap<String, Patched>,
     permission: Permission,
 ) -> Plan {
     let mut plan = Plan::default();
@@ -162,7 +173,15 @@ pub fn decide(
         match (refused, patch, &seen.found) {
             (Some(refused), _, _) => set(&mut record, refused.state, &refused.message),
             (None, Some(patch), Some(facts)) => {
-                let is_stale = patched.get(&facts.uid) == Some(&facts.resource_version);
+                let ours = patched.get(&facts.uid);
+                record.applied = record.applied.or_else(|| ours?.digest.clone());
+                let is_stale = ours.is_some_and(|ours| ours.before == facts.resource_version);
+                let left = time_left(facts, patch, ours, observed.now);
+                plan.retry_after =
+                    plan.retry_after.into_iter().chain(left.filter(|left| !left.is_zero())).min();
+                let rollout =
+                    if left == Some(Duration::ZERO) { Rollout::DeadlineExceeded } else { facts.rollout };
+                let facts = &WorkloadFacts { rollout, ..facts.clone() };
                 let verdict = judge(patch, facts, &record, is_stale, permission, blocked.as_deref());
                 match verdict {
                     Verdict::Is(state, message) => set(&mut record, state, &message),
@@ -185,6 +204,21 @@ pub fn decide(
     plan
 }
 
+/// How long the rollout of a StatefulSet that we patched may still take; none for
+/// others, and for one that is complete.
+fn time_left(
+    facts: &WorkloadFacts,
+    patch: &WantedPatch,
+    ours: Option<&Patched>,
+    now: Timestamp,
+) -> Option<Duration> {
+    let is_awaited =
+        patch.reference.kind == WorkloadKind::StatefulSet && facts.rollout == Rollout::InProgress;
+    let since = ours.filter(|_| is_awaited)?.at;
+    // Nothing is left where the difference is below zero.
+    Some(Duration::try_from(STATEFUL_SET_DEADLINE - now.duration_since(since)).unwrap_or_default())
+}
+
 /// What is to be done about one workload.
 enum Verdict {
     Is(WorkloadState, String),
@@ -197,7 +231,7 @@ fn blocker(
     wanted: &[WantedPatch],
     observed: &Observed,
     published: &[WorkloadStatus],
-    patched: &HashMap<String, String>,
+    patched: &HashMap<String, Patched>,
 ) -> Option<String> {
     let is_busy = |patch: &&WantedPatch| {
         let seen = observed.workloads.iter().find(|seen| seen.reference == patch.reference);
@@ -205,7 +239,9 @@ fn blocker(
         let ours = record_of(published, &patch.reference).applied.is_some();
         match facts.rollout {
             // The store may not have heard of our last patch yet.
-            Rollout::Complete => patched.get(&facts.uid) == Some(&facts.resource_version),
+            Rollout::Complete => {
+                patched.get(&facts.uid).is_some_and(|ours| ours.before == facts.resource_version)
+            }
             // A paused one goes on when somebody wants it to, which may be never.
             Rollout::InProgress => !facts.paused,
             Rollout::DeadlineExceeded => ours,
@@ -401,7 +437,9 @@ mod tests {
             record.applied = row.applied.map(str::to_owned);
             published.push(record);
             if row.stale {
-                patched.insert(name.to_owned(), "7".to_owned());
+                let at = jiff::Timestamp::UNIX_EPOCH;
+                let ours = Patched { before: "7".into(), at, digest: Some("new".into()) };
+                patched.insert(name.to_owned(), ours);
             }
         }
         decide(&valid, &observed, &wanted, &published, &patched, permission)
@@ -437,7 +475,7 @@ mod tests {
         check("a failure stops the rest", &[failed, BARE], None, &["PatchFailed", "Waiting"]);
         let broken = Row { rollout: DeadlineExceeded, ..BARE };
         check("broken before us stops only itself", &[broken, BARE], Some("b"), &["RollingOut", "Waiting"]);
-        let stale = Row { applied: Some("new"), stale: true, ..BARE };
+        let stale = Row { stale: true, ..BARE };
         check("the store has not heard yet", &[stale, BARE], None, &["RollingOut", "Waiting"]);
         let halted = Row { paused: true, rollout: InProgress, ..BARE };
         check("halted half-way, the others go on", &[halted, BARE], Some("b"), &["Paused", "Waiting"]);
@@ -463,6 +501,30 @@ mod tests {
     }
 
     #[test]
+    fn a_stateful_set_has_a_deadline_too() {
+        let at = |seconds: i64| jiff::Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
+        let facts = |rollout| WorkloadFacts { rollout, ..WorkloadFacts::default() };
+        let ours = Patched { before: "7".into(), at: at(0), digest: None };
+        let mut patch = WantedPatch {
+            reference: reference("a"),
+            uid: "a".into(),
+            resource_version: "8".into(),
+            container: "engine".into(),
+            seed: None,
+            bridge: None,
+            digest: None,
+            outdated_bridge: None,
+        };
+        let rolling = facts(Rollout::InProgress);
+        assert_eq!(time_left(&rolling, &patch, Some(&ours), at(9)), None, "a Deployment has its own");
+        patch.reference.kind = WorkloadKind::StatefulSet;
+        assert_eq!(time_left(&rolling, &patch, Some(&ours), at(3_599)), Some(Duration::from_secs(1)));
+        assert_eq!(time_left(&rolling, &patch, Some(&ours), at(9_999)), Some(Duration::ZERO), "passed");
+        assert_eq!(time_left(&rolling, &patch, None, at(9_999)), None, "not ours");
+        assert_eq!(time_left(&facts(Rollout::Complete), &patch, Some(&ours), at(9_999)), None, "complete");
+    }
+
+    #[test]
     fn what_was_applied_is_remembered() {
         let applied = |row: Row| plan(&[row], Permission::Granted).records[0].applied.clone();
         assert_eq!(applied(FINE), None, "we did nothing");
@@ -473,5 +535,10 @@ mod tests {
             "the spec moved on"
         );
         assert_eq!(applied(Row { applied: Some("new"), ..BARE }).as_deref(), Some("new"), "undone");
+        assert_eq!(
+            applied(Row { stale: true, ..FINE }).as_deref(),
+            Some("new"),
+            "the status was not written"
+        );
     }
 }

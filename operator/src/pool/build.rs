@@ -348,3 +348,7 @@ fn resources() -> ResourceRequirements {
 pub fn quantity(text: &str) -> Quantity {
     Quantity(text.to_owned())
 }
+
+#[cfg(test)]
+#[path = "build_tests.rs"]
+mod tests;

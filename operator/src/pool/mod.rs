@@ -66,9 +66,9 @@ async fn change_workloads(
     let wanted = build::build(valid, &context.config.children);
     let plan = workload::decide(valid, observed, &wanted, published, &latest.entry.patched, permission);
     let outcome = context.patcher.carry_out(&valid.namespace, plan).await;
-    if let Some((uid, version)) = outcome.patched.clone() {
+    if let Some((uid, patched)) = outcome.patched.clone() {
         context.pools.update(&key(pool), &pool.uid().unwrap_or_default(), |entry| {
-            entry.patched.insert(uid, version);
+            entry.patched.insert(uid, patched);
         });
     }
     outcome

@@ -88,7 +88,7 @@ fn judge(spec: &InferencePoolSpec, pages: &[Pages<'_>]) -> (Finding, BTreeSet<St
         return (Finding::unknown(Reason::NoPods, message), nobody);
     }
     let block = spec.block_size;
-    let misfits = listed(pages, |_, size| block % size != 0);
+    let misfits = listed(pages, |_, size| !block.is_multiple_of(size));
     if !misfits.is_empty() {
         let message = format!(
             "Pages do not divide spec.blockSize {block}: {}; these caches earn no credit: start the engines with a page \

@@ -89,7 +89,7 @@ fn living_pods(observed: &Observed) -> BTreeSet<String> {
         .collect()
 }
 
-fn complaints<'a>(verdict: &'a Result<ValidPool, Invalid>) -> &'a [Complaint] {
+fn complaints(verdict: &Result<ValidPool, Invalid>) -> &[Complaint] {
     match verdict {
         Ok(valid) => &valid.complaints,
         Err(Invalid(complaints)) => complaints,
@@ -195,3 +195,7 @@ fn ready(input: &Input<'_>, members: &[Member<'_>], conditions: &[Condition]) ->
     }
     Seen::afar(type_, Finding::holds(Reason::Serving, "The spec is in order and engines are ready."))
 }
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

@@ -289,3 +289,7 @@ pub fn selector_text(spec: &InferencePoolSpec) -> String {
         spec.selector.match_labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     pairs.join(",")
 }
+
+#[cfg(test)]
+#[path = "validate_tests.rs"]
+mod tests;

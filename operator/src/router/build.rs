@@ -239,3 +239,7 @@ fn disruption_budget(router: &ValidRouter) -> PodDisruptionBudget {
 pub fn label_selector(router: &ValidRouter) -> LabelSelector {
     LabelSelector { match_labels: Some(selector(&router.name)), match_expressions: None }
 }
+
+#[cfg(test)]
+#[path = "build_tests.rs"]
+mod tests;

@@ -330,3 +330,7 @@ fn ready(conditions: &[Condition]) -> Seen {
     let serving = || Finding::holds(Reason::Serving, "Requests are served.");
     Seen::certain(ConditionType::Ready, failure.unwrap_or_else(serving))
 }
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

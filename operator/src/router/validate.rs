@@ -177,3 +177,7 @@ fn foreign_selectors(
     foreign.dedup();
     foreign
 }
+
+#[cfg(test)]
+#[path = "validate_tests.rs"]
+mod tests;

@@ -16,6 +16,8 @@ use kube::{Client, Config};
 
 /// Who the operator is to the API server.
 pub(crate) const OPERATOR: &str = "system:serviceaccount:kvrouter-system:kvrouter-operator";
+/// The same, with rights in some namespaces only.
+pub(crate) const NAMESPACED: &str = "system:serviceaccount:kvrouter-system:namespaced";
 /// How long a control plane may take to come up on a busy machine.
 const START: Duration = Duration::from_secs(120);
 
@@ -69,10 +71,6 @@ impl ControlPlane {
     }
 
     /// A fresh one, without our definitions.
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "a test harness waits in real time and reads where tools are"
-    )]
     pub(crate) fn start(name: &str) -> Self {
         let binaries = binaries();
         let folder = std::env::temp_dir().join(format!("kvrouter-{}-{name}", std::process::id()));
@@ -92,6 +90,7 @@ impl ControlPlane {
         let plane = Self { folder, binaries, port, keeper: keeper.into() };
         plane.write_kubeconfig("admin", "admin-token");
         plane.write_kubeconfig("operator", "operator-token");
+        plane.write_kubeconfig("namespaced", "namespaced-token");
         plane.await_ready();
         plane.kubectl_ok(&["apply", "-f", &rights().to_string_lossy()], None);
         plane
@@ -100,7 +99,8 @@ impl ControlPlane {
     /// Installs the definitions as users do.
     pub(crate) fn install(&self) {
         let folder = manifest_folder().join("../crds/yaml");
-        self.kubectl_ok(&["apply", "--server-side", "-f", &folder.to_string_lossy()], None);
+        let apply = ["apply", "--server-side", "--force-conflicts", "-f", &folder.to_string_lossy()];
+        self.kubectl_ok(&apply, None);
         let names = ["crd/kvrouters.kvrouter.dev", "crd/kvinferencepools.kvrouter.dev"];
         self.kubectl_ok(&["wait", "--for=condition=Established", names[0], names[1]], None);
     }
@@ -113,7 +113,6 @@ impl ControlPlane {
         writeln!(stdin, "{order}").expect("the keeper listens");
     }
 
-    #[allow(clippy::disallowed_methods, reason = "waits in real time")]
     pub(crate) fn await_ready(&self) {
         let began = Instant::now();
         while !self.kubectl(&["get", "--raw", "/readyz"], None).0 {
@@ -203,7 +202,7 @@ pub(crate) fn manifest_folder() -> &'static Path {
 /// A user may do nothing but what its roles say; audit events say who wrote what.
 fn write_secrets(folder: &Path) {
     let tokens = format!(
-        "admin-token,admin,1,\"system:masters\"\noperator-token,{OPERATOR},2,\"system:serviceaccounts,system:authenticated\"\n"
+        "admin-token,admin,1,\"system:masters\"\noperator-token,{OPERATOR},2\nnamespaced-token,{NAMESPACED},3\n"
     );
     fs::write(folder.join("tokens.csv"), tokens).expect("tokens");
     let policy = serde_json::json!({
@@ -222,7 +221,6 @@ fn write_secrets(folder: &Path) {
 }
 
 /// Where etcd, kube-apiserver and kubectl are.
-#[allow(clippy::disallowed_methods, reason = "a test harness reads where tools are")]
 fn binaries() -> PathBuf {
     let named = std::env::var_os("KVROUTER_KUBE_BIN").map(PathBuf::from);
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::control_plane::ControlPlane;
+use crate::control_plane::{ControlPlane, NAMESPACED};
 use crate::world::{Operator, SOON, World, pool, router};
 
 /// A control plane of its own: these tests stop it, or begin without definitions.
@@ -151,4 +151,30 @@ async fn definitions_are_waited_for() {
     let image = |it: &Value| it["spec"]["template"]["spec"]["containers"][0]["image"] == "kv-router:next";
     world.becomes("the image", "Deployment", "chat-router", image).await;
     assert!(operator.has_ended().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rights_in_its_namespaces_are_enough() {
+    let world = World::new("namespaced").await;
+    let outside = World::new("outside").await;
+    // A RoleBinding grants the rules of a ClusterRole inside one namespace only.
+    let role =
+        json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "kvrouter-operator"});
+    let subjects = json!([{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": NAMESPACED}]);
+    world.create("RoleBinding", "kvrouter-operator", json!({"roleRef": role, "subjects": subjects})).await;
+    let operator = Operator::start_as(
+        "namespaced",
+        world.plane,
+        &["--watch-namespaces=namespaced", "--leader-elect=false", "--hysteresis-seconds=0"],
+    );
+    operator.await_ready().await;
+    for world in [&world, &outside] {
+        world.create("InferencePool", "qwen", pool("qwen")).await;
+        world.create("KvRouter", "chat", router("qwen")).await;
+    }
+    world.appears("Deployment", "chat-router").await;
+    world.condition("KvRouter", "chat", "Accepted", "True", "Accepted").await;
+    assert_eq!(outside.list("Deployment").await, [Value::Null; 0], "another namespace");
+    let errors = operator.page("/metrics").await.map(|(_, text)| text.contains("watch_errors_total"));
+    assert_eq!(errors, Some(false), "a watch lacks a right: {}", operator.logs());
 }

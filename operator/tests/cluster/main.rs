@@ -5,6 +5,9 @@
 //! than `rights.json` grants. Tests play kubelet, controller manager, routers and
 //! people.
 
+#![allow(clippy::disallowed_methods, reason = "these tests wait in real time and read where tools are")]
+#![allow(clippy::panic, reason = "a test states its expectation by failing, in its helpers too")]
+
 mod children;
 mod control_plane;
 mod leader;

@@ -93,6 +93,10 @@ fn wrong_pools_are_refused_with_field_and_hint() {
         "at most 50",
     );
     refused("a dotted name", &replaced("name: qwen}", "name: qwen.3}"), "metadata.name", "DNS label");
+}
+
+#[test]
+fn contradictions_of_a_pool_are_refused_with_field_and_hint() {
     pool("no block", "blockSize: 0", "spec.blockSize", "greater than or equal to 1");
     pool("a huge block", "blockSize: 5000", "spec.blockSize", "less than or equal to 4096");
     pool("an engine we do not know", "engine: TensorRT", "spec.engine", "\"VLLM\"");
@@ -132,9 +136,9 @@ fn wrong_pools_are_refused_with_field_and_hint() {
         "spec.workloads[0].kind",
         "\"StatefulSet\"",
     );
-    pool("two tokenizers", "tokenizerless: 1", "spec.tokenizerless", "unknown field");
+    pool("a field we do not know", "tokenizerless: 1", "spec.tokenizerless", "unknown field");
     let tokenizer =
-        replaced("{name: Qwen/Qwen3-8B}", "{name: a, tokenizer: {path: /a, configMap: {name: b}}}");
+        POOL.replace("{name: Qwen/Qwen3-8B}", "{name: a, tokenizer: {path: /a, configMap: {name: b}}}");
     refused("two tokenizers", &tokenizer, "spec.model.tokenizer", "exactly one of");
 }
 

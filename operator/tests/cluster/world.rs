@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use kube::Client;
 use kube::api::{
     Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
 };
-use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::control_plane::{ControlPlane, free_port, manifest_folder};
+use crate::control_plane::{ControlPlane, free_port};
 
 /// How long anything may take that should happen soon.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
@@ -126,7 +126,6 @@ impl World {
     }
 
     /// Waits until `wanted` finds something.
-    #[allow(clippy::disallowed_methods, reason = "waits in real time")]
     pub(crate) async fn until<T>(&self, what: &str, mut wanted: impl AsyncFnMut() -> Result<T, Value>) -> T {
         let began = Instant::now();
         loop {
@@ -275,7 +274,12 @@ fn object(kind: &str, name: &str, fields: Value) -> DynamicObject {
 }
 
 impl Operator {
+    /// With the rights of a cluster-wide installation.
     pub(crate) fn start(plane: &ControlPlane, flags: &[&str]) -> Self {
+        Self::start_as("operator", plane, flags)
+    }
+
+    pub(crate) fn start_as(user: &str, plane: &ControlPlane, flags: &[&str]) -> Self {
         let port = free_port();
         let log = std::env::temp_dir().join(format!("kvrouter-{}-operator-{port}.log", std::process::id()));
         let file = File::create(&log).expect("a log");
@@ -284,7 +288,7 @@ impl Operator {
             .arg(format!("--listen=127.0.0.1:{port}"))
             .args(["--nats-url=nats://nats.kvrouter-system:4222", "--router-image=kv-router:test"])
             .args(flags)
-            .env("KUBECONFIG", plane.kubeconfig("operator"))
+            .env("KUBECONFIG", plane.kubeconfig(user))
             .env("HOSTNAME", format!("operator-{port}"))
             .env_remove("RUST_LOG")
             .stdout(Stdio::null())
@@ -299,7 +303,6 @@ impl Operator {
         get(&format!("127.0.0.1:{}", self.port), path).await
     }
 
-    #[allow(clippy::disallowed_methods, reason = "waits in real time")]
     pub(crate) async fn await_ready(&self) {
         let began = Instant::now();
         while self.page("/readyz").await.is_none_or(|(status, _)| status != 200) {
@@ -459,14 +462,4 @@ pub(crate) fn worker(pod: &Value, page_size: u32) -> Value {
 /// Name of an object.
 pub(crate) fn name_of(object: &Value) -> String {
     object["metadata"]["name"].as_str().unwrap_or_default().to_owned()
-}
-
-/// `manifest` of the repository's root.
-pub(crate) fn root() -> std::path::PathBuf {
-    manifest_folder().join("..")
-}
-
-/// Kept so that object names read well in messages.
-pub(crate) fn title(object: &DynamicObject) -> String {
-    object.name_any()
 }
