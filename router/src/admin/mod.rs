@@ -236,7 +236,7 @@ fn chained(entries: &[Entry], limit: usize) -> String {
     let mut room = limit;
     let fits = |receipt: &&Receipt| {
         let length = canonical_json(&receipt.to_value()).len() + MORE;
-        room = room.checked_sub(length).unwrap_or(0);
+        room = room.saturating_sub(length);
         room > 0
     };
     let kept = all.iter().take_while(fits).count();

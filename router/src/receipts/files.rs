@@ -6,7 +6,7 @@
 //! room for is counted, and the next line says how many are missing.
 //!
 //! Files are `receipts-` and the sequence of their first line. A line is written
-//! with one call and reaches the disk within [`SYNC_EVERY`]; so a router that
+//! with one call and reaches the disk within `SYNC_EVERY`; so a router that
 //! dies loses what was in flight, a machine that dies up to a second more. What a
 //! crash left of a line is cut off at the next start and kept beside the file. A
 //! write that fails is undone and its receipts count as lost.

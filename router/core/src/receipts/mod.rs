@@ -169,7 +169,7 @@ impl Digest {
     /// The digest that `text` spells.
     pub fn parse(text: &str) -> Option<Self> {
         let plain = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
-        if text.len() != 64 || !text.as_bytes().iter().all(|byte| plain(byte)) {
+        if text.len() != 64 || !text.as_bytes().iter().all(plain) {
             return None;
         }
         let mut bytes = [0; 32];

@@ -211,7 +211,7 @@ impl<'a> Draft<'a> {
             out.out.push(shadow.policy.code());
             out.target(&shadow.target);
             let regret = shadow.regret_blocks;
-            out.int((regret.wrapping_shl(1) ^ (regret >> 63)) as u64);
+            out.int((regret.wrapping_shl(1) ^ (regret >> 63)).cast_unsigned());
         }
         let length = u32::try_from(out.out.len()).unwrap_or(u32::MAX);
         out.out[..4].copy_from_slice(&length.to_le_bytes());
@@ -681,7 +681,7 @@ impl<'a> Reader<'a> {
         let mut all = Vec::new();
         for _ in 0..count {
             let (policy, target, zigzag) = (self.named()?, self.target()?, self.int()?);
-            let regret_blocks = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
+            let regret_blocks = (zigzag >> 1).cast_signed() ^ -(zigzag & 1).cast_signed();
             all.push(Shadow { policy, target, regret_blocks });
         }
         Ok(all)
