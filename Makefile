@@ -21,6 +21,23 @@ demo: $(if $(NATS),$(NATS_STAMP)) ## Four policies on simulated engines, one tab
 	cargo build --workspace --bins
 	cargo run -q -p kvrouter-tests --bin demo -- $(if $(NATS),--nats $(TOOLS)/bin/nats-server) $(if $(KEEP),--keep)
 
+.PHONY: lab
+lab: web ## Serves the lab: a trace replayed in the browser. TRACE=FILE: another one; ARGS='--export lab.html'.
+	cargo run -q --package kvrouter-router --bin kv-router -- lab $(if $(TRACE),--trace $(TRACE)) $(ARGS)
+
+.PHONY: web
+web: ## Builds the page of the lab and the explorer into router/web/dist, if Node 20 or later is here.
+	@echo "== web"
+	@if ! command -v npm >/dev/null; then echo "no npm here: kv-router is built without its page"; exit 0; fi; \
+	cd router/web && { cmp -s package-lock.json node_modules/.locked || { npm ci --no-audit --no-fund --loglevel=error && \
+	cp package-lock.json node_modules/.locked; }; } && npm run --silent types && npm run --silent build
+
+.PHONY: web-test
+web-test: web ## Tests the page: its oracle against kv-router's replay, and all of it in Chromium.
+	@echo "== web-test"
+	@if ! command -v npm >/dev/null; then echo "no npm here: nothing ran"; exit 0; fi; \
+	cargo build --workspace --bins && cd router/web && npm run --silent test
+
 .PHONY: test
 test: export NATS_SERVER := $(TOOLS)/bin/nats-server
 test: $(NATS_STAMP) ## Runs all tests; ends with `N passed, N failed`. ARGS='-- NAME' selects some.
@@ -29,7 +46,7 @@ test: $(NATS_STAMP) ## Runs all tests; ends with `N passed, N failed`. ARGS='-- 
 	@cargo xtask test $(ARGS)
 
 .PHONY: check
-check: fetch format lint tidy docs definitions chart deny test ## What CI runs: format, lint, tidy, docs, CRDs, chart, deny, test.
+check: fetch web format lint tidy docs definitions chart deny web-test test ## What CI runs: format, lint, tidy, docs, CRDs, chart, deny, web, test.
 
 .PHONY: engines
 engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares predicted with real hits.

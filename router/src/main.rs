@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvrouter_router::config::{Cli, Command, ServeConfig};
+use kvrouter_router::lab;
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 /// Exit code for settings that cannot be used.
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
                 ExitCode::from(error.exit_code())
             }
         },
+        Command::Lab(flags) => lab(&flags),
         Command::Study(flags) => match kvrouter_router::study::run(&flags) {
             Ok((table, missed)) => {
                 print!("{table}");
@@ -63,6 +66,31 @@ fn main() -> ExitCode {
             }
         },
     }
+}
+
+/// Serves until Ctrl-C, or writes a file.
+fn lab(flags: &lab::LabFlags) -> ExitCode {
+    if let Some(path) = &flags.export {
+        return match lab::export(flags, path) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::from(BAD_INPUT)
+            }
+        };
+    }
+    let stop = CancellationToken::new();
+    let asked = stop.clone();
+    run(async move {
+        tokio::spawn(async move {
+            // Without a handler the signal ends the program by itself.
+            if tokio::signal::ctrl_c().await.is_ok() {
+                asked.cancel();
+            }
+        });
+        let announce = |address| println!("lab: http://{address}/");
+        Ok(lab::serve(flags, stop, announce).await?)
+    })
 }
 
 fn run(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use kvrouter_core::policy::Settings;
+use kvrouter_core::policy::{Overload, Settings};
 use kvrouter_core::receipts::Receipt;
 use kvrouter_core::replay::contender::{Contender, SpellingError};
 use kvrouter_core::replay::engine::Model;
@@ -21,7 +21,7 @@ use kvrouter_core::replay::report::{self, Objective, Summary};
 use kvrouter_core::replay::run::{self, InFlightCredit, MAX_WORKERS, Plan};
 use kvrouter_core::replay::trace::{Trace, TraceError};
 use kvrouter_core::replay::{Format, lab, lab_oracle, lab_trace, mooncake, recorded, runs};
-use kvrouter_core::units::BlockSize;
+use kvrouter_core::units::{BlockSize, Tokens};
 
 use crate::plot;
 
@@ -78,6 +78,39 @@ pub struct ReplayFlags {
     /// Constants of the modelled engine.
     #[command(flatten)]
     pub model: ModelFlags,
+    /// What a lab trace's replay may set.
+    #[command(flatten)]
+    pub lab: LabSettings,
+}
+
+/// Settings of a lab trace's replay, the same for all policies.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Lab traces")]
+pub struct LabSettings {
+    /// Milliseconds without news after which a view's hits no longer count.
+    #[arg(long, default_value_t = 10_000)]
+    pub budget_ms: u64,
+    /// Most uncached tokens that may wait on one worker; no cap when absent.
+    #[arg(long)]
+    pub max_queued_tokens: Option<u64>,
+    /// Share of that cap which only requests without hits may use.
+    #[arg(long, default_value_t = 0.0)]
+    pub cold_reserve: f64,
+}
+
+impl LabSettings {
+    /// The lab's clocks, with this budget.
+    pub fn model(&self) -> lab::LabModel {
+        lab::LabModel { budget_ticks: self.budget_ms, ..lab::LabModel::default() }
+    }
+
+    /// The cap and its reserve.
+    pub fn overload(&self) -> Result<Overload, ReplayError> {
+        if !(0.0..=1.0).contains(&self.cold_reserve) {
+            return Err(unusable("cold-reserve", "must be between 0 and 1"));
+        }
+        Ok(Overload { max_queued: self.max_queued_tokens.map(Tokens), cold_reserve: self.cold_reserve })
+    }
 }
 
 /// The modelled engine.
@@ -265,8 +298,10 @@ fn lab_outputs(
         Contender::Shipped(settings) => Some(*settings),
         Contender::Peer(_) => None,
     };
-    let policies: Vec<Settings> = contenders.iter().filter_map(ours).collect();
-    let model = lab::LabModel::default();
+    let overload = flags.lab.overload()?;
+    let policies: Vec<Settings> =
+        contenders.iter().filter_map(ours).map(|settings| Settings { overload, ..settings }).collect();
+    let model = flags.lab.model();
     let done = lab::run(trace, model, &policies);
     if flags.oracle {
         for (settings, run) in policies.iter().zip(&done) {
@@ -278,6 +313,8 @@ fn lab_outputs(
     }
     let mut table = lab_table(trace, &done);
     table += "latency: ticks to the modelled first byte, mean; ties fall to the lower target\n";
+    let json = lab::to_json(trace, model, overload, &done);
+    let _ = writeln!(table, "ledger: SHA-256 {}", digest_of(&json));
     if flags.oracle {
         let _ = writeln!(
             table,
@@ -287,12 +324,18 @@ fn lab_outputs(
     }
     let mut files = Vec::new();
     if let Some(path) = &flags.json {
-        files.push((path.clone(), lab::to_json(trace, model, &done)));
+        files.push((path.clone(), json));
     }
     if let Some(path) = &flags.plot {
         files.push((path.clone(), plot::lab(&done).map_err(ReplayError::Plot)?));
     }
     Ok(Outputs { table, files })
+}
+
+/// What a ledger says of itself.
+fn digest_of(json: &str) -> String {
+    let ledger: Option<serde_json::Value> = serde_json::from_str(json).ok();
+    ledger.and_then(|ledger| Some(ledger.get("digest")?.as_str()?.to_owned())).unwrap_or_default()
 }
 
 /// One row a policy.

@@ -4,6 +4,7 @@
 //! Two ports: `/metrics` and `/health/report` hold neither prompts nor hashes
 //! and need no token; the admin port does where one is configured.
 
+pub mod explorer;
 pub mod health;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use kvrouter_core::receipts::chain::Head;
 use kvrouter_core::receipts::ring::Entry;
 use serde_json::{Value, json};
 
+use crate::page::Guard;
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::proxy::errors;
@@ -48,16 +50,20 @@ pub fn metrics_router(pool: Arc<Pool>) -> axum::Router {
 
 /// The admin endpoints.
 pub fn admin_router(pool: Arc<Pool>) -> axum::Router {
+    let guard = if pool.config.admin_token.is_some() { Guard::Token } else { Guard::Open };
     let body_limit = usize::try_from(pool.config.file.limits.request_body_bytes).unwrap_or(usize::MAX);
     axum::Router::new()
         .route("/v1/admin/cache-view/{worker}", axum::routing::get(cache_view))
         .route("/v1/admin/workers", axum::routing::get(workers))
         .route("/v1/admin/explain", axum::routing::post(explain).layer(DefaultBodyLimit::max(body_limit)))
         .route("/v1/admin/receipts", axum::routing::get(receipts))
+        .route("/v1/admin/live", axum::routing::get(explorer::live))
         .route("/metrics", axum::routing::get(metrics))
         .route("/health/report", axum::routing::get(report))
         .layer(middleware::from_fn_with_state(Arc::clone(&pool), require_token))
         .with_state(pool)
+        .merge(explorer::page_routes())
+        .layer(middleware::from_fn(move |request, next| guard.check(request, next)))
 }
 
 async fn require_token(State(pool): State<Arc<Pool>>, request: Request, next: Next) -> Response {

@@ -6,6 +6,7 @@
 //! Page sizes from live endpoints are a second opinion: events are the truth.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -38,6 +39,7 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
     loop {
         let found = ask(&pool, &upstream, &worker).await;
         failures = if found.reason == ReadyReason::Ok { 0 } else { failures + 1 };
+        worker.missed_probes.store(failures, Ordering::Relaxed);
         let was_ready = worker.status().ready;
         // Before it can be picked: its page may keep it out.
         if found.ready && (!was_ready || round.is_multiple_of(READ_ENGINE_EVERY)) {

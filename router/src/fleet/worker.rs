@@ -5,7 +5,7 @@
 //! a pick under way can take the successor in that slot for the target it knew.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use kvrouter_core::events::envelope::Status;
 use kvrouter_core::ids::{Role, Slot, Target, WorkerId};
@@ -84,6 +84,8 @@ pub struct Worker {
     /// What probes found.
     pub(super) status: RwLock<WorkerStatus>,
     place: RwLock<Place>,
+    /// Probes in a row that it did not pass.
+    pub(super) missed_probes: AtomicU32,
     /// Its page keeps it out of routing.
     odd_page: AtomicBool,
     /// Cancelled when it left: its tasks end.
@@ -242,6 +244,7 @@ impl Worker {
             configured_engine: member.engine,
             status: RwLock::new(WorkerStatus::unknown(member.engine)),
             place: RwLock::new(member.place),
+            missed_probes: AtomicU32::new(0),
             odd_page: AtomicBool::new(false),
             gone: CancellationToken::new(),
         }
@@ -250,6 +253,12 @@ impl Worker {
     /// What probes found last.
     pub fn status(&self) -> WorkerStatus {
         self.status.read().clone()
+    }
+
+    /// Probes in a row that it did not pass. A ready worker is given up after the
+    /// second, but people may know of the first.
+    pub fn missed_probes(&self) -> u32 {
+        self.missed_probes.load(Ordering::Relaxed)
     }
 
     /// What discovery said last.

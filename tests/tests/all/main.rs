@@ -6,6 +6,7 @@
 
 mod api_server;
 mod events;
+mod explorer;
 mod failures;
 mod harness;
 mod kubernetes;

@@ -5,7 +5,8 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::contender::Contender;
 use super::run::{Plan, Run};
@@ -149,9 +150,11 @@ pub fn to_json(trace: &Trace, plan: &Plan, objective: Objective, rows: &[Summary
     with_digest(body)
 }
 
-/// `body` as canonical JSON, with the digest of the rest in `digest`.
+/// `body` as canonical JSON, with the digest of the rest in `digest`: SHA-256, so that
+/// any program can check it.
 pub(super) fn with_digest(mut body: Value) -> String {
-    let digest = format!("{:032x}", xxh3_128(canonical_json(&body).as_bytes()));
+    let sum = Sha256::digest(canonical_json(&body).as_bytes());
+    let digest: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
     if let Value::Object(fields) = &mut body {
         fields.insert("digest".to_owned(), Value::from(digest));
     }
