@@ -64,7 +64,6 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
             .map(|secret| file(IDENTITY_FOLDER, secret)),
         admin_token_file: None,
         limits: Limits::default(),
-        receipt_files: None,
         policy: Policy::default(),
         overlap_weights: OverlapWeights::default(),
         load_weights: None,
