@@ -41,6 +41,8 @@ pub enum Command {
     Bridge(Box<BridgeFlags>),
     /// Replays a trace under policies, offline, and compares what comes of it.
     Replay(Box<crate::replay::ReplayFlags>),
+    /// Prints what the router makes of one request body: text, ids, block hashes.
+    Tokenize(Box<crate::prompt::trace::TokenizeFlags>),
 }
 
 /// Flags of `serve`. Each one beats its variable, which beats the file.

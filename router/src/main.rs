@@ -39,6 +39,13 @@ fn main() -> ExitCode {
                 ExitCode::from(error.exit_code())
             }
         },
+        Command::Tokenize(flags) => match kvrouter_router::prompt::trace::run(&flags) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 
