@@ -80,9 +80,8 @@ fn prepare(prompter: &Prompter, body: &[u8]) -> Prompt {
 }
 
 /// Seconds.
+#[allow(clippy::disallowed_methods, reason = "a benchmark takes times, and its clock is not the router's")]
 fn time<T>(work: impl FnOnce() -> T) -> f64 {
-    // The clock of a benchmark is not the router's.
-    #[allow(clippy::disallowed_methods, reason = "a benchmark takes times")]
     let started = Instant::now();
     std::hint::black_box(work());
     started.elapsed().as_secs_f64()

@@ -107,7 +107,7 @@ impl Tree {
                 if let Some(value) = argument.get("Pos") {
                     filled.extend(names.get(position).filter(|_| is_content(value)));
                     position += 1;
-                } else if let Some([name, value]) = argument.get("Kwarg").map(|pair| items(pair)) {
+                } else if let Some([name, value]) = argument.get("Kwarg").map(items) {
                     let named = names.iter().find(|known| Some(**known) == name.as_str());
                     filled.extend(named.filter(|_| is_content(value)));
                 }

@@ -220,7 +220,7 @@ impl Templates {
         };
         let none = probe("none");
         let same = |effort: &&str| probe(effort) == none;
-        match none.is_none() || ["low", "medium", "high", "xhigh", "max"].iter().any(|effort| same(&effort)) {
+        match none.is_none() || ["low", "medium", "high", "xhigh", "max"].iter().any(same) {
             true => "low",
             false => "none",
         }

@@ -137,7 +137,7 @@ fn salt_and_adapter_name_the_namespace() {
 /// A chat of the small model, `turns` long.
 fn conversation(turns: usize) -> Value {
     let message = |turn: usize| {
-        let role = if turn % 2 == 0 { "user" } else { "assistant" };
+        let role = if turn.is_multiple_of(2) { "user" } else { "assistant" };
         json!({"role": role, "content": format!("Turn {turn}: {}", "which oven is warm? ".repeat(20))})
     };
     json!({"messages": (0..turns).map(message).collect::<Vec<Value>>()})
@@ -210,7 +210,6 @@ fn bad_input_is_refused_and_harms_nobody() {
         json!({"messages": {}}),
         json!({"messages": [{"role": "user", "content": {"a": 1}}]}),
         json!({"messages": good["messages"], "tools": 5}),
-        json!({"messages": good["messages"], "chat_template_kwargs": []}),
         json!({"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
     ];
     for body in bad {
