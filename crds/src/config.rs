@@ -63,6 +63,9 @@ pub struct RouterConfig {
     /// Limits and time-outs of the proxy.
     #[serde(default)]
     pub limits: Limits,
+    /// Where receipts are written; absent: they stay in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receipt_files: Option<ReceiptFiles>,
     /// Which rule chooses.
     #[serde(default)]
     pub policy: Policy,
@@ -84,6 +87,9 @@ pub struct RouterConfig {
     /// What a picture costs that the target has not seen, in blocks of prefill.
     #[serde(default = "default_image_weight")]
     pub image_weight: f64,
+    /// What a held block is worth, by the tier that it is in.
+    #[serde(default)]
+    pub tier_credits: TierCredits,
     /// Which picks follow their session.
     #[serde(default)]
     pub session_affinity: SessionAffinity,
@@ -123,6 +129,9 @@ pub struct LiveSettings {
     /// What a picture costs that the target has not seen, in blocks of prefill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_weight: Option<f64>,
+    /// What a held block is worth, by the tier that it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier_credits: Option<TierCredits>,
     /// Which picks follow their session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_affinity: Option<SessionAffinity>,
@@ -155,10 +164,33 @@ pub enum PageSizePolicy {
 pub struct Overload {
     /// Most uncached tokens that may wait on one target; absent for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
     pub max_queued_tokens: Option<u64>,
     /// Share of that which only requests without hits on the target may use.
-    #[schemars(range(min = 0.0, max = 1.0))]
+    #[schemars(range(min = 0.0, max = 0.99))]
     pub cold_reserve: f64,
+}
+
+/// What a held block is worth, by the tier that it is in: 1 for one that need
+/// not be computed at all, 0 for one that helps nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TierCredits {
+    /// In the accelerator's memory.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub device: f64,
+    /// In the host's memory.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub host: f64,
+    /// In anything slower.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub disk: f64,
+}
+
+impl Default for TierCredits {
+    fn default() -> Self {
+        Self { device: 1.0, host: 0.75, disk: 0.25 }
+    }
 }
 
 /// Which picks follow their session.
@@ -486,6 +518,28 @@ impl Default for Limits {
     }
 }
 
+/// Where receipts are written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReceiptFiles {
+    /// The folder; made where it is absent. Each router needs its own.
+    pub directory: PathBuf,
+    /// Largest file; a longer one is closed and the next one begun.
+    #[serde(default = "default_receipt_file_bytes")]
+    pub max_bytes: u64,
+    /// Files kept, the one being written included; the oldest goes.
+    #[serde(default = "default_receipt_files")]
+    pub max_files: u64,
+}
+
+const fn default_receipt_file_bytes() -> u64 {
+    64 << 20
+}
+
+const fn default_receipt_files() -> u64 {
+    16
+}
+
 /// Which rule chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Policy {
@@ -557,7 +611,7 @@ impl Default for LoadWeights {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Freshness {
     /// Credit ends this long after the last proof of a view.
-    #[schemars(range(min = 1, max = 3600))]
+    #[schemars(range(min = 3, max = 3600))]
     pub budget_seconds: u64,
     /// What decides for a target whose view earns no credit.
     pub fallback: Fallback,

@@ -27,7 +27,7 @@ use crate::config::{Engine, EventTransport, PageSizePolicy, RoleName};
     plural = "kvinferencepools",
     singular = "kvinferencepool",
     shortname = "kvpool",
-    category = "kvrouter",
+    category = "inference",
     namespaced,
     derive = "PartialEq",
     status = "InferencePoolStatus",
@@ -45,9 +45,9 @@ use crate::config::{Engine, EventTransport, PageSizePolicy, RoleName};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.workloads.all(w, self.workloads.exists_one(o, o.kind == w.kind && o.name == w.name))")
+#[x_kube(validation = Rule::new("!has(self.workloads) || self.workloads.all(w, self.workloads.exists_one(o, o.kind == w.kind && o.name == w.name))")
     .message("a workload is named twice: name each kind and name once").field_path(".workloads"))]
-#[x_kube(validation = Rule::new("self.kvEvents.bridge != 'Inject' || self.workloads.size() > 0")
+#[x_kube(validation = Rule::new("self.kvEvents.bridge != 'Inject' || (has(self.workloads) && self.workloads.size() > 0)")
     .message("bridge: Inject needs spec.workloads: name the Deployments or StatefulSets that may get the bridge, or use bridge: External").field_path(".kvEvents.bridge"))]
 #[x_kube(validation = Rule::new("!self.targetPorts.exists(p, p.number == self.kvEvents.port || p.number == self.kvEvents.replayPort)")
     .message("a target port is also a port of kvEvents: engines serve requests and events on different ports").field_path(".kvEvents"))]

@@ -7,15 +7,16 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{
-    Affinity, LocalObjectReference, ResourceRequirements, Toleration, TopologySpreadConstraint,
-};
+use k8s_openapi::api::core::v1::{LocalObjectReference, ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch};
+use crate::config::{
+    Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch, TierCredits,
+};
 
 /// The routers in front of one pool.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -26,7 +27,7 @@ use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, Se
     plural = "kvrouters",
     singular = "kvrouter",
     shortname = "kvr",
-    category = "kvrouter",
+    category = "inference",
     namespaced,
     derive = "PartialEq",
     status = "KvRouterStatus",
@@ -52,8 +53,10 @@ use crate::config::{Freshness, LoadWeights, OverlapWeights, Overload, Policy, Se
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.loadWeights) || self.policy == 'CachePlusLoad'")
     .message("loadWeights needs policy: CachePlusLoad: remove them or change the policy").field_path(".loadWeights"))]
-#[x_kube(validation = Rule::new("!self.shadowPolicies.exists(p, p == self.policy)")
+#[x_kube(validation = Rule::new("!has(self.shadowPolicies) || !self.shadowPolicies.exists(p, p == self.policy)")
     .message("a shadow policy is the real one: shadows are evaluated beside it").field_path(".shadowPolicies"))]
+#[x_kube(validation = Rule::new("!has(self.overload.coldReserve) || self.overload.coldReserve == 0.0 || has(self.overload.maxQueuedTokens)")
+    .message("overload.coldReserve is a share of overload.maxQueuedTokens: set both or neither").field_path(".overload"))]
 pub struct KvRouterSpec {
     /// Router pods.
     #[serde(default = "default_replicas")]
@@ -87,6 +90,9 @@ pub struct KvRouterSpec {
     #[serde(default = "default_image_weight")]
     #[schemars(range(min = 0.0, max = 100_000.0))]
     pub image_weight: f64,
+    /// What a held block is worth, by the tier that it is in.
+    #[serde(default)]
+    pub tier_credits: TierCredits,
     /// Policies that are evaluated beside the real one, for comparison.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
@@ -145,6 +151,9 @@ impl ImagePullPolicy {
 }
 
 /// Where routers run. Everything is handed to the pods as it is.
+///
+/// What the schema leaves open is a bare value here: with a type, one object
+/// that does not fit would end the watch of all objects.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Scheduling {
@@ -156,14 +165,14 @@ pub struct Scheduling {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub tolerations: Vec<Toleration>,
-    /// Affinities.
+    /// Affinities, as in a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "opaque")]
-    pub affinity: Option<Affinity>,
+    pub affinity: Option<Value>,
     /// Spread. Absent: over nodes and zones, where possible.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "opaque_list")]
-    pub topology_spread_constraints: Option<Vec<TopologySpreadConstraint>>,
+    pub topology_spread_constraints: Option<Vec<Value>>,
     /// Name of a PriorityClass.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]

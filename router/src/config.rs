@@ -2,18 +2,23 @@
 //!
 //! The only module that reads flags and variables, and the only caller of
 //! `serde_yaml`. Flag beats variable beats file. Everything is checked before a
-//! port opens, and every complaint names file, line and field.
+//! port opens, and every complaint names file, line and field. What makes sense
+//! stands in `checks`.
 
-use std::collections::{BTreeMap, HashSet};
+mod checks;
+
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvrouter_core::policy::sessions::SessionMode;
 use kvrouter_core::policy::shadow::PolicySet;
 use kvrouter_core::policy::{
     ImageWeight, LoadWeights, OverlapWeights, Overload, PolicyKind, SessionSettings, Settings, Switch,
+    TierCredit,
 };
 use kvrouter_core::trust::Freshness;
 use kvrouter_core::units::{BlockSize, Millis, Tokens};
@@ -22,6 +27,8 @@ use kvrouter_crds::config::{
 };
 
 use crate::feed::zmtp::Endpoint;
+use checks::{Checked, Complaint, check, check_live, check_version, complain};
+pub use checks::{is_dns_label, is_subject_prefix, worker_id};
 
 /// KV-cache-aware routing for LLM engines.
 #[derive(Debug, Parser)]
@@ -43,6 +50,12 @@ pub enum Command {
     Replay(Box<crate::replay::ReplayFlags>),
     /// Prints what the router makes of one request body: text, ids, block hashes.
     Tokenize(Box<crate::prompt::trace::TokenizeFlags>),
+    /// Serves the page that replays a lab trace in the browser, or writes it to a file.
+    Lab(Box<crate::lab::LabFlags>),
+    /// Compares a grid of settings on two traces, and judges the defaults.
+    Study(crate::study::StudyFlags),
+    /// Checks files of receipts, or prints them as CSV.
+    Receipts(crate::receipts::command::ReceiptsFlags),
 }
 
 /// Flags of `serve`. Each one beats its variable, which beats the file.
@@ -87,6 +100,11 @@ pub struct ServeFlags {
     /// Address for the admin endpoints.
     #[arg(long, env = "KVROUTER_LISTEN_ADMIN")]
     pub listen_admin: Option<SocketAddr>,
+    /// Seconds between two lists of what is watched through the Kubernetes API:
+    /// so long a watch that fell silent goes unnoticed.
+    #[arg(long, env = "KVROUTER_RELIST_SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub relist_seconds: u64,
     /// Log lines as JSON.
     #[arg(long, env = "KVROUTER_LOG_JSON")]
     pub log_json: bool,
@@ -182,6 +200,7 @@ pub enum SessionFlag {
 #[allow(missing_docs, reason = "the names are the backends'")]
 pub enum DiscoveryFlag {
     Static,
+    Kubernetes,
 }
 
 /// Settings of `serve` that make sense together.
@@ -201,6 +220,8 @@ pub struct ServeConfig {
     pub flags: ServeFlags,
     /// The file that may change them.
     pub live_path: Option<PathBuf>,
+    /// Between two lists of what is watched through the Kubernetes API.
+    pub relist: Duration,
     /// Secret that keys all block hashes; empty without one.
     pub identity_seed: Vec<u8>,
     /// Token that the admin port requires.
@@ -259,18 +280,6 @@ pub enum ConfigError {
     },
 }
 
-/// One complaint about a value, before its file and line are known.
-struct Complaint {
-    field: String,
-    message: String,
-}
-
-type Checked = Result<(), Complaint>;
-
-fn complain(field: impl Into<String>, message: impl Into<String>) -> Checked {
-    Err(Complaint { field: field.into(), message: message.into() })
-}
-
 impl ServeConfig {
     /// Reads the file, applies flags and variables, and checks the whole.
     pub fn load(flags: &ServeFlags) -> Result<Self, ConfigError> {
@@ -278,7 +287,9 @@ impl ServeConfig {
         let text = read(path)?;
         let mut file: RouterConfig = parse(path, &text)?;
         apply_flags(&mut file, flags);
-        check(&file).map_err(|complaint| complaint.at(path, &text))?;
+        check(&file)
+            .and_then(|()| check_live_sources(&file, flags))
+            .map_err(|complaint| complaint.at(path, &text))?;
         let size = BlockSize::new(file.block_size).ok_or_else(|| {
             Complaint { field: "blockSize".into(), message: "must be at least 1".into() }.at(path, &text)
         })?;
@@ -297,8 +308,15 @@ impl ServeConfig {
             return Err(Complaint { field: "adminTokenFile".into(), message }.at(path, &text));
         }
         let (live_path, flags) = (flags.live_config.clone(), flags.clone());
+        let relist = Duration::from_secs(flags.relist_seconds);
         let digest = file::digest(&text);
-        Ok(Self { size, live, base, flags, live_path, identity_seed, admin_token, file, digest })
+        Ok(Self { size, live, base, flags, live_path, relist, identity_seed, admin_token, file, digest })
+    }
+
+    /// Namespace and name of the ConfigMap with live settings.
+    pub fn live_map(&self) -> Option<(&str, &str)> {
+        let kubernetes = self.file.discovery.kubernetes.as_ref()?;
+        Some((&kubernetes.namespace, kubernetes.live_settings_config_map.as_deref()?))
     }
 }
 
@@ -313,6 +331,7 @@ impl Live {
             in_flight_credit: Some(file.in_flight_credit),
             overload: Some(file.overload),
             image_weight: Some(file.image_weight),
+            tier_credits: Some(file.tier_credits),
             session_affinity: Some(file.session_affinity),
             shadow_policies: Some(file.shadow_policies.clone()),
             page_size_policy: Some(file.page_size_policy),
@@ -367,6 +386,9 @@ impl Live {
         }
         if let Some(weight) = live.image_weight {
             settings.image_weight = ImageWeight(weight);
+        }
+        if let Some(file::TierCredits { device, host, disk }) = live.tier_credits {
+            settings.tiers = TierCredit { device, host, disk };
         }
         if let Some(affinity) = live.session_affinity {
             let time_to_live = Millis::from_secs(affinity.ttl_seconds);
@@ -450,8 +472,11 @@ fn apply_flags(file: &mut RouterConfig, flags: &ServeFlags) {
             SessionFlag::Both => file::SessionMode::Both,
         };
     }
-    if let Some(DiscoveryFlag::Static) = flags.discovery_backend {
-        file.discovery.backend = file::DiscoveryBackend::Static;
+    if let Some(backend) = flags.discovery_backend {
+        file.discovery.backend = match backend {
+            DiscoveryFlag::Static => file::DiscoveryBackend::Static,
+            DiscoveryFlag::Kubernetes => file::DiscoveryBackend::Kubernetes,
+        };
     }
     if let Some(path) = &flags.router_tokenizer_path {
         file.model.tokenizer = Some(file::Tokenizer { path: path.clone() });
@@ -459,233 +484,6 @@ fn apply_flags(file: &mut RouterConfig, flags: &ServeFlags) {
     file.listen.http = flags.listen_http.unwrap_or(file.listen.http);
     file.listen.metrics = flags.listen_metrics.unwrap_or(file.listen.metrics);
     file.listen.admin = flags.listen_admin.unwrap_or(file.listen.admin);
-}
-
-fn check(file: &RouterConfig) -> Checked {
-    check_version(file.schema_version)?;
-    for (field, label) in [("pool.namespace", &file.pool.namespace), ("pool.name", &file.pool.name)] {
-        if !is_dns_label(label) {
-            return complain(field, "must be a DNS label: lower-case letters, digits and `-`, at most 63");
-        }
-    }
-    if file.model.name.is_empty() {
-        return complain("model.name", "must not be empty; give the name that requests use");
-    }
-    check_listen(&file.listen)?;
-    check_workers(file)?;
-    check_events(&file.kv_events)?;
-    check_policy(kind_of(file.policy), &file.overlap_weights, file.load_weights.as_ref())?;
-    check_freshness(&file.freshness)?;
-    check_overload(&file.overload)?;
-    check_image_weight(file.image_weight)?;
-    check_sessions(&file.session_affinity)?;
-    let limits = [
-        ("limits.requestBodyBytes", file.limits.request_body_bytes),
-        ("limits.connectTimeoutSeconds", file.limits.connect_timeout_seconds),
-        ("limits.firstByteTimeoutSeconds", file.limits.first_byte_timeout_seconds),
-        ("limits.receipts", file.limits.receipts),
-    ];
-    match limits.iter().find(|(_, limit)| *limit == 0) {
-        Some((field, _)) => complain(*field, "must be at least 1"),
-        None => Ok(()),
-    }
-}
-
-fn check_version(version: u32) -> Checked {
-    match version {
-        file::SCHEMA_VERSION => Ok(()),
-        newer if newer > file::SCHEMA_VERSION => complain(
-            "schemaVersion",
-            format!(
-                "is {newer}, and this router understands {}: VersionSkew; upgrade the router",
-                file::SCHEMA_VERSION
-            ),
-        ),
-        older => complain("schemaVersion", format!("is {older}; write {}", file::SCHEMA_VERSION)),
-    }
-}
-
-fn check_listen(listen: &file::Listen) -> Checked {
-    let all =
-        [("listen.http", listen.http), ("listen.metrics", listen.metrics), ("listen.admin", listen.admin)];
-    for (position, (field, address)) in all.iter().enumerate() {
-        let same =
-            all[..position].iter().find(|(_, other)| other.port() == address.port() && address.port() != 0);
-        if let Some((other, _)) = same {
-            return complain(*field, format!("has the port of {other}; give each its own"));
-        }
-    }
-    Ok(())
-}
-
-fn check_workers(file: &RouterConfig) -> Checked {
-    let mut seen = HashSet::new();
-    for (position, worker) in file.discovery.workers.iter().enumerate() {
-        let field = |name: &str| format!("discovery.workers[{position}].{name}");
-        let id = worker_id(&worker.url).map_err(|message| Complaint { field: field("url"), message })?;
-        if !seen.insert(id.clone()) {
-            return complain(field("url"), format!("names {id} a second time; list each worker once"));
-        }
-        if worker.dp_size == 0 || worker.dp_size > MAX_DP_SIZE {
-            return complain(field("dpSize"), format!("must be 1 to {MAX_DP_SIZE}"));
-        }
-        let Some(events) = &worker.kv_events else { continue };
-        let endpoints = [
-            ("kvEvents.endpoint", Some(&events.endpoint)),
-            ("kvEvents.replayEndpoint", events.replay_endpoint.as_ref()),
-        ];
-        for (name, endpoint) in endpoints {
-            if let Some(Err(error)) = endpoint.map(|endpoint| endpoint.parse::<Endpoint>()) {
-                return complain(field(name), error.to_string());
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Most ranks behind one URL: the widest expert parallelism in use is 320.
-const MAX_DP_SIZE: u32 = 1024;
-
-/// The worker that a base URL names: its `host:port`.
-pub fn worker_id(url: &str) -> Result<String, String> {
-    let hint = "write http://host:port";
-    let uri: http::Uri = url.parse().map_err(|error| format!("is no URL ({error}); {hint}"))?;
-    if uri.scheme_str() != Some("http") {
-        return Err(format!("must be plain http inside the cluster; {hint}"));
-    }
-    if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
-        return Err(format!("must have no path and no query; {hint}"));
-    }
-    let authority = uri.authority().ok_or_else(|| format!("has no host; {hint}"))?;
-    let (host, port) = (authority.host().to_ascii_lowercase(), authority.port_u16());
-    let spelt = authority.as_str().to_ascii_lowercase();
-    match port {
-        Some(port) if port > 0 && spelt == format!("{host}:{port}") => Ok(spelt),
-        None if spelt == host => Ok(format!("{host}:80")),
-        _ => Err(format!("must have a port of 1 to 65535 and no user; {hint}")),
-    }
-}
-
-fn check_events(events: &file::KvEvents) -> Checked {
-    for (field, port) in [("kvEvents.port", events.port), ("kvEvents.replayPort", events.replay_port)] {
-        if port == 0 {
-            return complain(field, "must be 1 to 65535");
-        }
-    }
-    match (events.transport, &events.nats) {
-        (EventTransport::NATS, None) => complain(
-            "kvEvents.nats",
-            "is missing, and kvEvents.transport is NATS; give nats.url, or transport ZMQ or None",
-        ),
-        (EventTransport::ZMQ | EventTransport::None, Some(_)) => {
-            complain("kvEvents.nats", "is set, but kvEvents.transport is not NATS; remove one of them")
-        }
-        (EventTransport::NATS, Some(nats)) if nats.url.parse::<async_nats::ServerAddr>().is_err() => {
-            complain("kvEvents.nats.url", "is no NATS address; write nats://host:port")
-        }
-        (EventTransport::NATS, Some(nats)) if !is_subject_prefix(&nats.subject_prefix) => {
-            complain("kvEvents.nats.subjectPrefix", "must be letters, digits, `-` and `_`")
-        }
-        _ => Ok(()),
-    }
-}
-
-/// `policy` is the one in force where the file names none.
-fn check_live(live: &LiveSettings, policy: PolicyKind) -> Checked {
-    check_version(live.schema_version)?;
-    let kind = live.policy.map_or(policy, kind_of);
-    check_policy(kind, &live.overlap_weights.unwrap_or_default(), live.load_weights.as_ref())?;
-    check_freshness(&live.freshness.unwrap_or_default())?;
-    check_overload(&live.overload.unwrap_or_default())?;
-    check_image_weight(live.image_weight.unwrap_or(0.0))?;
-    check_sessions(&live.session_affinity.unwrap_or_default())
-}
-
-fn check_overload(overload: &file::Overload) -> Checked {
-    if overload.max_queued_tokens == Some(0) {
-        return complain("overload.maxQueuedTokens", "must be at least 1; leave it out for no limit");
-    }
-    if !(0.0..1.0).contains(&overload.cold_reserve) {
-        return complain("overload.coldReserve", "must be at least 0 and below 1");
-    }
-    if overload.cold_reserve > 0.0 && overload.max_queued_tokens.is_none() {
-        return complain(
-            "overload.coldReserve",
-            "is a share of overload.maxQueuedTokens, which is not set; set it",
-        );
-    }
-    Ok(())
-}
-
-fn check_image_weight(weight: f64) -> Checked {
-    if (0.0..=MAX_WEIGHT).contains(&weight) {
-        return Ok(());
-    }
-    complain("imageWeight", format!("is {weight}; must be 0 to {MAX_WEIGHT}"))
-}
-
-fn check_sessions(affinity: &file::SessionAffinity) -> Checked {
-    if (1..=86_400).contains(&affinity.ttl_seconds) {
-        return Ok(());
-    }
-    complain("sessionAffinity.ttlSeconds", "must be 1 to 86400")
-}
-
-fn check_policy(
-    policy: PolicyKind,
-    overlap: &file::OverlapWeights,
-    load: Option<&file::LoadWeights>,
-) -> Checked {
-    let mut weights = vec![("overlapWeights.default", overlap.default)];
-    weights.extend(overlap.prefill.map(|weight| ("overlapWeights.prefill", weight)));
-    weights.extend(overlap.decode.map(|weight| ("overlapWeights.decode", weight)));
-    if let Some(load) = load {
-        if policy != PolicyKind::CachePlusLoad {
-            return complain(
-                "loadWeights",
-                "only count with policy CachePlusLoad; remove them or change policy",
-            );
-        }
-        weights.extend([
-            ("loadWeights.queue", load.queue),
-            ("loadWeights.decode", load.decode),
-            ("loadWeights.request", load.request),
-            ("loadWeights.imbalance", load.imbalance),
-        ]);
-    }
-    match weights.iter().find(|(_, weight)| !(0.0..=MAX_WEIGHT).contains(weight)) {
-        Some((field, weight)) => complain(*field, format!("is {weight}; must be 0 to {MAX_WEIGHT}")),
-        None => Ok(()),
-    }
-}
-
-/// Largest weight: costs stay finite and exact in a double.
-const MAX_WEIGHT: f64 = 1e6;
-
-fn check_freshness(freshness: &file::Freshness) -> Checked {
-    if !(3..=3600).contains(&freshness.budget_seconds) {
-        return complain(
-            "freshness.budgetSeconds",
-            "must be 3 to 3600: below 3 a single lost heartbeat ends all credit",
-        );
-    }
-    Ok(())
-}
-
-/// Whether `label` is a DNS label.
-pub fn is_dns_label(label: &str) -> bool {
-    let inner =
-        |character: char| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '-';
-    (1..=63).contains(&label.len())
-        && label.chars().all(inner)
-        && !label.starts_with('-')
-        && !label.ends_with('-')
-}
-
-/// Whether `prefix` can be the first token of a subject.
-pub fn is_subject_prefix(prefix: &str) -> bool {
-    let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_');
-    (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed)
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -698,7 +496,31 @@ pub fn read_secret(path: &Path) -> Result<String, ConfigError> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
+/// Live settings come from one place.
+fn check_live_sources(file: &RouterConfig, flags: &ServeFlags) -> Checked {
+    let map = file.discovery.kubernetes.as_ref().and_then(|found| found.live_settings_config_map.as_ref());
+    match (&flags.live_config, map) {
+        (Some(_), Some(_)) => complain(
+            "discovery.kubernetes.liveSettingsConfigMap",
+            "is set, and --live-config is given too; remove one of them",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The part of a file that is read first: in a newer one other fields may be
+/// unknown here.
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Versioned {
+    schema_version: u32,
+}
+
+/// Settings in `text`, which came from `path`: well typed and of our version.
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
+    if let Ok(Versioned { schema_version }) = serde_yaml::from_str(text) {
+        check_version(schema_version).map_err(|complaint| complaint.at(path, text))?;
+    }
     serde_yaml::from_str(text).map_err(|error| {
         let line = error.location().map_or(0, |location| location.line());
         let message = error.to_string();
@@ -732,7 +554,9 @@ fn line_of(text: &str, field: &str) -> usize {
         };
         let Some(offset) = lines.get(at..).and_then(|rest| rest.iter().position(is_key)) else { break };
         at += offset;
-        if let Some(index) = index {
+        // In flow style the items stand behind the name.
+        let in_flow = lines[at].contains('[');
+        if let Some(index) = index.filter(|_| !in_flow) {
             let items =
                 lines.iter().enumerate().skip(at + 1).filter(|(_, line)| line.trim_start().starts_with('-'));
             at = items.map(|(number, _)| number).nth(index).unwrap_or(at);

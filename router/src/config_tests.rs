@@ -87,6 +87,9 @@ fn bad_files_are_refused_by_line_and_field() {
             "sessionAffinity: {mode: Both, ttlSeconds: 0}\n",
             "14: sessionAffinity.ttlSeconds",
         ),
+        ("a tier above 1", "tierCredits: {host: 1.5}\n", "14: tierCredits.host: is 1.5; must be 0 to 1"),
+        ("a tier that is no number", "tierCredits: {disk: .nan}\n", "14: tierCredits.disk: is NaN"),
+        ("a slow tier worth more", "tierCredits: {host: 0.2}\n", "14: tierCredits.disk: is 0.25, more than"),
         ("an unknown shadow", "shadowPolicies: [Best]\n", "14: shadowPolicies[0]: unknown variant"),
         ("a boolean", "inFlightCredit: off\n", "14: inFlightCredit: "),
         ("short budget", "freshness: {budgetSeconds: 1}\n", "14: freshness.budgetSeconds: must be"),
@@ -94,6 +97,121 @@ fn bad_files_are_refused_by_line_and_field() {
         let message = load(&weights(addition), &[]).expect_err(why).to_string();
         assert!(message.contains(&format!("router.yaml:{expected}")), "{why}: {message}");
     }
+}
+
+const PODS: &str = "schemaVersion: 1
+model: {name: tiny}
+discovery:
+  backend: Kubernetes
+  kubernetes:
+    namespace: ai
+    selector: {app: qwen}
+    targetPorts: [8000, 8001]
+    roles:
+      - name: Mixed
+        selector: {part: all}
+      - name: Prefill
+        selector: {part: prefill}
+    liveSettingsConfigMap: live
+kvEvents:
+  transport: ZMQ
+";
+
+#[test]
+fn discovery_of_pods_is_checked() {
+    let good = load(PODS, &[]).expect("the base is good");
+    assert_eq!(good.live_map(), Some(("ai", "live")));
+    let labels = "selector: {app: qwen}";
+    let at = |line: u32, field: &str| format!("{line}: discovery.kubernetes{field}: ");
+    let ports = "targetPorts: [8000, 8001]";
+    for (why, from, to, expected) in [
+        (
+            "no block",
+            "Kubernetes\n  kubernetes:",
+            "Kubernetes\n  other:",
+            "5: discovery: unknown field".into(),
+        ),
+        ("static", "backend: Kubernetes", "backend: Static", at(5, "") + "is set, but"),
+        (
+            "workers too",
+            "  kubernetes:",
+            "  workers: [{url: \"http://a:1\"}]\n  kubernetes:",
+            "5: discovery.workers: are listed".into(),
+        ),
+        ("every pod", labels, "selector: {}", at(7, ".selector") + "must not be empty"),
+        ("no selector", "    selector: {app: qwen}\n", "", "6: discovery.kubernetes: missing field".into()),
+        ("a bad label", labels, "selector: {app: \"a b\"}", at(7, ".selector") + "`app: a b` is no label"),
+        ("a bad name", labels, "selector: {-app: a}", at(7, ".selector") + "`-app: a` is no label"),
+        ("no ports", ports, "targetPorts: []", at(8, ".targetPorts") + "must be 1 to 8"),
+        ("port 0", ports, "targetPorts: [0]", at(8, ".targetPorts[0]") + "must be 1 to 65535"),
+        ("a port twice", ports, "targetPorts: [1, 1]", at(8, ".targetPorts[1]") + "names 1 a second time"),
+        ("a large port", ports, "targetPorts: [70000]", at(8, ".targetPorts[0]") + "invalid value"),
+        ("a role twice", "name: Prefill", "name: Mixed", at(12, ".roles[1].name") + "names Mixed a second"),
+        (
+            "all of a role",
+            "selector: {part: prefill}",
+            "selector: {}",
+            at(13, ".roles[1].selector") + "must not",
+        ),
+        ("no role", "name: Prefill", "name: Both", at(12, ".roles[1].name") + "unknown variant"),
+        ("a namespace", "namespace: ai", "namespace: a.b", at(6, ".namespace") + "must be a DNS label"),
+        ("a map", "Map: live", "Map: Live", at(14, ".liveSettingsConfigMap") + "must be the name"),
+    ] {
+        let text = PODS.replacen(from, to, 1);
+        assert_ne!(text, PODS, "{why}: the case changes the file");
+        let message = load(&text, &[]).expect_err(why).to_string();
+        let message = message.split_once("router.yaml:").expect("names the file").1;
+        assert!(message.starts_with(&expected), "{why}: {message}, not {expected}");
+    }
+    let text =
+        PODS.split("  kubernetes:").next().expect("the head").to_owned() + "kvEvents: {transport: ZMQ}\n";
+    let message = load(&text, &[]).expect_err("no block").to_string();
+    assert!(message.contains("3: discovery.kubernetes: is missing"), "{message}");
+    let message = load(PODS, &["--live-config", "x"]).expect_err("two sources").to_string();
+    assert!(message.contains("14: discovery.kubernetes.liveSettingsConfigMap: is set, and"), "{message}");
+}
+
+#[test]
+fn labels_are_told_from_other_words() {
+    let check = |name: &str, value: &str, expected: bool| {
+        let selector = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+        assert_eq!(checks::check_selector("x", &selector).is_ok(), expected, "{name}={value}");
+    };
+    let long = "a".repeat(64);
+    for (name, expected) in [
+        ("app", true),
+        ("a.b/c", true),
+        ("A_b-c.d", true),
+        ("", false),
+        ("/a", false),
+        ("a/", false),
+        ("a/b/c", false),
+        ("a-", false),
+        ("A.b/c", false),
+        (&*long, false),
+    ] {
+        check(name, "x", expected);
+    }
+    for (value, expected) in [("", true), ("v1.2_3-x", true), ("-a", false), ("a,b", false), (&*long, false)]
+    {
+        check("app", value, expected);
+    }
+}
+
+/// A newer file may have fields that this router does not know; what matters is
+/// that it is newer.
+#[test]
+fn a_newer_file_is_refused_for_its_version() {
+    let text = GOOD.replace("schemaVersion: 1", "schemaVersion: 2\nfieldOfTheFuture: 1");
+    let message = load(&text, &[]).expect_err("newer").to_string();
+    assert!(message.contains("1: schemaVersion: is 2") && message.contains("VersionSkew"), "{message}");
+    let live = Live::default();
+    let text = "schemaVersion: 2\nfieldOfTheFuture: 1\n";
+    let error = live.taking(text, Path::new("live.yaml"), &ServeFlags::default()).expect_err("newer");
+    assert!(error.to_string().contains("VersionSkew"), "{error}");
+    let text = "schemaVersion: 1\nforeignSelectors: [{a: b}, {}]\n";
+    let error = live.taking(text, Path::new("live.yaml"), &ServeFlags::default()).expect_err("all pods");
+    assert!(error.to_string().contains("live.yaml:2: foreignSelectors[1]: must not be empty"), "{error}");
 }
 
 #[test]
@@ -117,6 +235,19 @@ fn live_settings_change_only_what_they_name() {
 
 /// The file's defaults and the core's are written down in two crates, which must not know each
 /// other; a file that says nothing must mean the core's.
+#[test]
+fn tier_credits_come_from_the_file_and_change_while_running() {
+    let text = GOOD.to_owned() + "tierCredits: {host: 0.5, disk: 0}\n";
+    let config = load(&text, &[]).expect("good");
+    assert_eq!(config.live.settings.tiers, TierCredit { device: 1.0, host: 0.5, disk: 0.0 });
+    let live = LiveSettings {
+        tier_credits: Some(file::TierCredits { host: 0.9, ..file::TierCredits::default() }),
+        ..LiveSettings::default()
+    };
+    let tiers = config.base.with(&live).settings.tiers;
+    assert_eq!(tiers, TierCredit { device: 1.0, host: 0.9, disk: 0.25 });
+}
+
 #[test]
 fn a_file_that_names_no_setting_means_the_cores_defaults() {
     let config = load(GOOD, &[]).expect("good");

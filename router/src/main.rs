@@ -4,10 +4,14 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvrouter_router::config::{Cli, Command, ServeConfig};
+use kvrouter_router::lab;
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 /// Exit code for settings that cannot be used.
 const BAD_SETTINGS: u8 = 2;
+/// Exit code for files that cannot be used.
+const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -46,7 +50,54 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
+        Command::Lab(flags) => lab(&flags),
+        Command::Study(flags) => match kvrouter_router::study::run(&flags) {
+            Ok((table, missed)) => {
+                print!("{table}");
+                missed.iter().for_each(|bar| eprintln!("kv-router: {bar}"));
+                if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::from(error.exit_code())
+            }
+        },
+        Command::Receipts(flags) => match kvrouter_router::receipts::command::run(&flags) {
+            Ok(text) => {
+                print!("{text}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::from(BAD_INPUT)
+            }
+        },
     }
+}
+
+/// Serves until Ctrl-C, or writes a file.
+fn lab(flags: &lab::LabFlags) -> ExitCode {
+    if let Some(path) = &flags.export {
+        return match lab::export(flags, path) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::from(BAD_INPUT)
+            }
+        };
+    }
+    let stop = CancellationToken::new();
+    let asked = stop.clone();
+    run(async move {
+        tokio::spawn(async move {
+            // Without a handler the signal ends the program by itself.
+            if tokio::signal::ctrl_c().await.is_ok() {
+                asked.cancel();
+            }
+        });
+        let announce = |address| println!("lab: http://{address}/");
+        Ok(lab::serve(flags, stop, announce).await?)
+    })
 }
 
 fn run(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
@@ -67,8 +118,8 @@ fn run(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
 }
 
 /// Our own state changes; the tokenizer's tables and every attempt to reach a
-/// broker are of no interest here.
-const DEFAULT_LOGS: &str = "info,tk_encode=warn,async_nats=error";
+/// broker or an API server are of no interest here.
+const DEFAULT_LOGS: &str = "info,tk_encode=warn,async_nats=error,kube=off";
 
 /// Logs go to stderr; `RUST_LOG` chooses what.
 fn init_logs(json: bool) {

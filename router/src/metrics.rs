@@ -8,6 +8,7 @@ use prometheus::{
 };
 
 use crate::pool::Pool;
+use crate::receipts::files::Queue;
 
 /// The counters and histograms of one router.
 #[derive(Debug, Clone)]
@@ -44,6 +45,10 @@ pub struct Metrics {
     pub shadow_picks: IntCounterVec,
     /// Blocks that shadow policies would have reused in addition.
     pub shadow_regret: IntCounterVec,
+    /// Workers that joined or left.
+    pub fleet_changes: IntCounterVec,
+    /// Failures to follow the Kubernetes API, by resource and reason.
+    pub discovery_errors: IntCounterVec,
     /// Seconds of the pick alone: lookup, pricing, booking, receipt.
     pub decision_seconds: Histogram,
     /// Seconds to render and tokenise.
@@ -64,6 +69,7 @@ struct Gauges {
     trust: IntGaugeVec,
     worker_ready: IntGaugeVec,
     pool: IntGaugeVec,
+    receipt_lines: IntGaugeVec,
 }
 
 /// Makes metrics under our prefix and registers them.
@@ -152,6 +158,12 @@ impl Metrics {
                 "Blocks that a shadow policy would have reused in addition.",
                 &["policy"],
             )?,
+            fleet_changes: counters("fleet_changes_total", "Workers that joined or left.", &["change"])?,
+            discovery_errors: counters(
+                "discovery_errors_total",
+                "Failures to follow the Kubernetes API.",
+                &["resource", "reason"],
+            )?,
             decision_seconds: histogram(
                 "decision_seconds",
                 "The pick alone: lookup, pricing, booking, receipt.",
@@ -198,6 +210,11 @@ impl Gauges {
             )?,
             worker_ready: gauges("worker_ready", "Whether a worker may be picked.", &["worker", "reason"])?,
             pool: gauges("pool", "Sizes of the pool's tables.", &["table"])?,
+            receipt_lines: gauges(
+                "receipt_lines",
+                "Receipts for files, by what became of them since the start.",
+                &["result"],
+            )?,
         })
     }
 
@@ -219,9 +236,9 @@ impl Gauges {
         let set = |gauges: &IntGaugeVec, labels: &[&str], value: u64| {
             gauges.with_label_values(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
-        for worker in pool.fleet.workers() {
-            let status = worker.status();
-            set(&self.worker_ready, &[worker.id.as_str(), status.reason.label()], u64::from(status.ready));
+        for worker in pool.fleet.workers().iter() {
+            let (ready, reason) = (worker.is_ready(), worker.reason().label());
+            set(&self.worker_ready, &[worker.id.as_str(), reason], u64::from(ready));
             for target in &worker.targets {
                 let name = target.target.to_string();
                 let load = target.account.load();
@@ -237,6 +254,8 @@ impl Gauges {
             }
         }
         set(&self.pool, &["index_blocks"], pool.index.unique_blocks() as u64);
+        set(&self.pool, &["index_slots"], pool.index.slots_in_use() as u64);
+        set(&self.pool, &["workers"], pool.fleet.workers().len() as u64);
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
         set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
         set(&self.pool, &["sessions"], pool.ledger.sessions() as u64);
@@ -244,6 +263,9 @@ impl Gauges {
             set(&self.pool, &["prompt_cache_bytes"], cache.bytes() as u64);
             set(&self.pool, &["prompt_cache_evicted"], cache.evicted());
         }
-        set(&self.pool, &["receipts_filed"], pool.receipts.lock().filed());
+        set(&self.pool, &["receipts_filed"], pool.receipts.filed());
+        for (result, count) in pool.receipts.queue().map(Queue::counts).into_iter().flatten() {
+            set(&self.receipt_lines, &[result], count);
+        }
     }
 }

@@ -2,28 +2,29 @@
 //!
 //! Locks are held for microseconds and never across an await. Where two are
 //! needed the order is: a target's trust, then its account; the index locks for
-//! itself and is called with neither held.
+//! itself and is called with neither held. The fleet's list is swapped whole.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvrouter_core::blocks::{Domain, Identity, IdentitySeed};
+use kvrouter_core::blocks::{BlockHash, Domain, Identity, IdentitySeed, NamespaceId};
 use kvrouter_core::events::Delta;
 use kvrouter_core::events::envelope::Status;
 use kvrouter_core::ids::Epoch;
 use kvrouter_core::index::Index;
 use kvrouter_core::policy::history::History;
 use kvrouter_core::policy::leases::Ledger;
-use kvrouter_core::receipts::Ring;
-use kvrouter_crds::config::Engine;
+use kvrouter_core::receipts::elsewhere::Beginnings;
+use kvrouter_crds::config::{DiscoveryBackend, Engine};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use crate::clock::Clock;
 use crate::config::{Live, ServeConfig};
-use crate::fleet::{Fleet, TargetState};
+use crate::fleet::{self, Fleet, TargetState, Worker};
 use crate::metrics::Metrics;
 use crate::prompt::Prompter;
+use crate::receipts::Receipts;
 
 /// Everything that requests, feeds and admin endpoints share.
 #[derive(Debug)]
@@ -34,20 +35,26 @@ pub struct Pool {
     pub live: RwLock<Live>,
     /// Why the latest live settings were refused.
     pub live_refused: RwLock<Option<String>>,
+    /// Counts the changes of the live settings.
+    pub live_changed: watch::Sender<u64>,
+    /// Whether the live settings were looked at once.
+    pub live_known: AtomicBool,
     /// Roots and namespaces.
     pub identity: Identity,
     /// What the hashes are about.
     pub domain: Domain,
     /// Who holds which block.
-    pub index: Index,
+    pub index: Arc<Index>,
     /// Where prefixes were sent.
     pub history: Mutex<History>,
     /// Select and book.
     pub ledger: Ledger,
     /// The workers.
     pub fleet: Fleet,
-    /// The latest receipts.
-    pub receipts: Mutex<Ring>,
+    /// The latest receipts, and the way to their files.
+    pub receipts: Receipts,
+    /// How prompts of all namespaces begin; for receipts alone.
+    pub beginnings: Mutex<Beginnings>,
     /// Renders and tokenises.
     pub prompter: Arc<Prompter>,
     /// Why there is no tokenizer.
@@ -114,20 +121,27 @@ impl Pool {
             Domain::new(&config.file.model.name, &config.file.model.revision, config.size, &identity);
         let clock = Clock::start();
         let (prompter, tokenizer_failure) = load_prompter(&config, clock.unique());
-        let index = Index::default();
-        let fleet = Fleet::of_static(&config.file, &index);
+        let index = Arc::new(Index::default());
+        let fleet = Fleet::default();
+        if config.file.discovery.backend == DiscoveryBackend::Static {
+            fleet.update(&fleet::of_static(&config.file), &index);
+        }
+        let has_live_map = config.live_map().is_some();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let receipts = Ring::new(usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX));
+        let capacity = usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX);
         Ok(Self {
             live: RwLock::new(config.live.clone()),
             live_refused: RwLock::default(),
+            live_changed: watch::Sender::new(0),
+            live_known: AtomicBool::new(!has_live_map),
             identity,
             domain,
             index,
             history: Mutex::default(),
             ledger: Ledger::default(),
             fleet,
-            receipts: Mutex::new(receipts),
+            receipts: Receipts::new(capacity),
+            beginnings: Mutex::default(),
             prompter: Arc::new(prompter),
             tokenizer_failure,
             cpu: Arc::new(Semaphore::new(cores)),
@@ -171,6 +185,37 @@ impl Pool {
         }
     }
 
+    /// Hears of changes of the live settings from now on.
+    pub fn live_changes(&self) -> watch::Receiver<u64> {
+        self.live_changed.subscribe()
+    }
+
+    /// Remembers that `blocks` were sent to `target`, unless it has left: its
+    /// place in the history may be a successor's one day.
+    pub fn remember(&self, target: &TargetState, namespace: NamespaceId, blocks: &[BlockHash]) {
+        let now = self.clock.now();
+        let mut history = self.history.lock();
+        // Under the lock: `forget` retires before it takes it.
+        if !target.is_retired() {
+            history.record(now, target.slot, namespace, blocks);
+        }
+    }
+
+    /// Compares the workers' pages, as the settings in force have it.
+    pub fn review_pages(&self) {
+        let policy = self.live.read().page_sizes;
+        self.fleet.review_pages(self.config.size.tokens(), policy);
+    }
+
+    /// Forgets a worker that left. What is in flight there goes on.
+    pub fn forget(&self, worker: &Worker) {
+        for target in &worker.targets {
+            target.retire();
+            self.index.retire_target(target.slot);
+            self.history.lock().remove_target(target.slot);
+        }
+    }
+
     /// A view that was built message by message is now current.
     pub fn mark_synced(&self, target: &TargetState, epoch: Epoch, seq: u64, status: Status) {
         target.trust.lock().synced(self.clock.now(), epoch, seq, status);
@@ -193,6 +238,9 @@ impl Pool {
                 let mut trust = target.trust.lock();
                 trust.set_domain_mismatch(false);
                 trust.synced(now, epoch, seq, status);
+                if tell_of_blocks(&deltas) {
+                    trust.stores_seen();
+                }
                 target.note(status, page);
             }
             Change::Continued { epoch, seq, deltas, status, page } => {
@@ -200,7 +248,12 @@ impl Pool {
                 if !deltas.is_empty() {
                     target.account.events_arrived();
                 }
-                target.trust.lock().heard(now, epoch, seq, status);
+                let mut trust = target.trust.lock();
+                trust.heard(now, epoch, seq, status);
+                if tell_of_blocks(&deltas) {
+                    trust.stores_seen();
+                }
+                drop(trust);
                 target.note(status, page);
             }
             Change::Gap => target.trust.lock().gap(),
@@ -210,6 +263,11 @@ impl Pool {
             }
         }
     }
+}
+
+/// Whether any of `deltas` says that blocks are held.
+fn tell_of_blocks(deltas: &[Delta]) -> bool {
+    deltas.iter().any(|delta| matches!(delta, Delta::Stored { .. }))
 }
 
 /// A tokenizer that cannot be loaded does not stop the router: it routes by

@@ -11,15 +11,17 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use kvrouter_core::policy::Settings;
+use kvrouter_core::policy::{Overload, Settings};
+use kvrouter_core::receipts::Receipt;
 use kvrouter_core::replay::contender::{Contender, SpellingError};
 use kvrouter_core::replay::engine::Model;
 use kvrouter_core::replay::oracle::{self, Difference};
+use kvrouter_core::replay::recorded::Weights;
 use kvrouter_core::replay::report::{self, Objective, Summary};
 use kvrouter_core::replay::run::{self, InFlightCredit, MAX_WORKERS, Plan};
 use kvrouter_core::replay::trace::{Trace, TraceError};
-use kvrouter_core::replay::{Format, lab, lab_oracle, lab_trace, mooncake, runs};
-use kvrouter_core::units::BlockSize;
+use kvrouter_core::replay::{Format, lab, lab_oracle, lab_trace, mooncake, recorded, runs};
+use kvrouter_core::units::{BlockSize, Tokens};
 
 use crate::plot;
 
@@ -27,14 +29,16 @@ use crate::plot;
 /// tables.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayFlags {
-    /// Trace: Mooncake JSONL, session runs JSONL, or a lab trace.
+    /// Trace: Mooncake JSONL, session runs JSONL, a lab trace, or receipts of a
+    /// router, whose decisions are made again.
     #[arg(long)]
     pub trace: PathBuf,
     /// Engines; a lab trace brings its own.
     #[arg(long, default_value_t = 8)]
     pub workers: usize,
     /// Policies, `name:key=value:..`, with commas between; all of ours and the
-    /// models of other routers when absent.
+    /// models of other routers when absent. For receipts: all of ours, with the
+    /// recorded weights.
     #[arg(long, value_delimiter = ',')]
     pub policies: Vec<String>,
     /// Blocks in each engine's cache; several make a sweep.
@@ -74,6 +78,39 @@ pub struct ReplayFlags {
     /// Constants of the modelled engine.
     #[command(flatten)]
     pub model: ModelFlags,
+    /// What a lab trace's replay may set.
+    #[command(flatten)]
+    pub lab: LabSettings,
+}
+
+/// Settings of a lab trace's replay, the same for all policies.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Lab traces")]
+pub struct LabSettings {
+    /// Milliseconds without news after which a view's hits no longer count.
+    #[arg(long, default_value_t = 10_000)]
+    pub budget_ms: u64,
+    /// Most uncached tokens that may wait on one worker; no cap when absent.
+    #[arg(long)]
+    pub max_queued_tokens: Option<u64>,
+    /// Share of that cap which only requests without hits may use.
+    #[arg(long, default_value_t = 0.0)]
+    pub cold_reserve: f64,
+}
+
+impl LabSettings {
+    /// The lab's clocks, with this budget.
+    pub fn model(&self) -> lab::LabModel {
+        lab::LabModel { budget_ticks: self.budget_ms, ..lab::LabModel::default() }
+    }
+
+    /// The cap and its reserve.
+    pub fn overload(&self) -> Result<Overload, ReplayError> {
+        if !(0.0..=1.0).contains(&self.cold_reserve) {
+            return Err(unusable("cold-reserve", "must be between 0 and 1"));
+        }
+        Ok(Overload { max_queued: self.max_queued_tokens.map(Tokens), cold_reserve: self.cold_reserve })
+    }
 }
 
 /// The modelled engine.
@@ -144,6 +181,16 @@ pub enum ReplayError {
         /// Where.
         difference: Box<Difference>,
     },
+    /// Recorded decisions are not what the policies decide.
+    #[error("{count} of {of} recorded decisions do not repeat; {first}")]
+    Recorded {
+        /// How many.
+        count: usize,
+        /// Of how many.
+        of: usize,
+        /// The first of them.
+        first: Box<recorded::Difference>,
+    },
     /// The plot cannot be drawn.
     #[error("failed to draw the plot: {0}")]
     Plot(String),
@@ -163,7 +210,7 @@ impl ReplayError {
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Read { .. } | Self::Trace { .. } | Self::Flag { .. } => 2,
-            Self::Oracle { .. } | Self::Plot(_) | Self::Write { .. } => 1,
+            Self::Oracle { .. } | Self::Recorded { .. } | Self::Plot(_) | Self::Write { .. } => 1,
         }
     }
 }
@@ -176,6 +223,7 @@ pub fn run(flags: &ReplayFlags) -> Result<(), ReplayError> {
     let contenders = contenders(flags)?;
     let outputs = match Format::of(&text) {
         Format::Lab => lab_outputs(flags, &lab_trace::parse(&text).map_err(bad)?, &contenders)?,
+        Format::Receipts => recorded_outputs(flags, &recorded::parse(&text).map_err(bad)?, &contenders)?,
         Format::Mooncake => timed_outputs(flags, &mooncake::parse(&text).map_err(bad)?, &contenders)?,
         Format::Runs => {
             let size = BlockSize::new(flags.block_size)
@@ -250,8 +298,10 @@ fn lab_outputs(
         Contender::Shipped(settings) => Some(*settings),
         Contender::Peer(_) => None,
     };
-    let policies: Vec<Settings> = contenders.iter().filter_map(ours).collect();
-    let model = lab::LabModel::default();
+    let overload = flags.lab.overload()?;
+    let policies: Vec<Settings> =
+        contenders.iter().filter_map(ours).map(|settings| Settings { overload, ..settings }).collect();
+    let model = flags.lab.model();
     let done = lab::run(trace, model, &policies);
     if flags.oracle {
         for (settings, run) in policies.iter().zip(&done) {
@@ -263,6 +313,8 @@ fn lab_outputs(
     }
     let mut table = lab_table(trace, &done);
     table += "latency: ticks to the modelled first byte, mean; ties fall to the lower target\n";
+    let json = lab::to_json(trace, model, overload, &done);
+    let _ = writeln!(table, "ledger: SHA-256 {}", digest_of(&json));
     if flags.oracle {
         let _ = writeln!(
             table,
@@ -272,12 +324,18 @@ fn lab_outputs(
     }
     let mut files = Vec::new();
     if let Some(path) = &flags.json {
-        files.push((path.clone(), lab::to_json(trace, model, &done)));
+        files.push((path.clone(), json));
     }
     if let Some(path) = &flags.plot {
         files.push((path.clone(), plot::lab(&done).map_err(ReplayError::Plot)?));
     }
     Ok(Outputs { table, files })
+}
+
+/// What a ledger says of itself.
+fn digest_of(json: &str) -> String {
+    let ledger: Option<serde_json::Value> = serde_json::from_str(json).ok();
+    ledger.and_then(|ledger| Some(ledger.get("digest")?.as_str()?.to_owned())).unwrap_or_default()
 }
 
 /// One row a policy.
@@ -312,6 +370,66 @@ fn lab_table(trace: &lab_trace::LabTrace, done: &[lab::LabRun]) -> String {
             summary.tenant_rejections,
             summary.dominated_choices,
             summary.latency_proxy_ticks
+        );
+    }
+    table
+}
+
+fn recorded_outputs(
+    flags: &ReplayFlags,
+    trace: &recorded::Recorded,
+    contenders: &[Contender],
+) -> Result<Outputs, ReplayError> {
+    if flags.plot.is_some() {
+        return Err(unusable("plot", "receipts have nothing to plot: use --csv"));
+    }
+    let receipts = &trace.receipts;
+    let repeat = |(sequence, receipt): &(u64, Receipt)| recorded::repeat(*sequence, receipt).err();
+    let mut differences = receipts.iter().filter_map(repeat);
+    if let Some(first) = differences.next() {
+        let first = Box::new(first);
+        let rest = differences.inspect(|difference| eprintln!("kv-router: {difference}")).count();
+        return Err(ReplayError::Recorded { count: 1 + rest, of: receipts.len(), first });
+    }
+    let weights = if flags.policies.is_empty() { Weights::Recorded } else { Weights::Given };
+    let bar = progress(receipts.len());
+    let rows = recorded::evaluate(receipts, contenders, weights, || bar.inc(1));
+    bar.finish_and_clear();
+    let mut files = Vec::new();
+    if let Some(path) = &flags.json {
+        files.push((path.clone(), recorded::to_json(trace, &rows)));
+    }
+    if let Some(path) = &flags.csv {
+        files.push((path.clone(), report::to_csv(&rows)));
+    }
+    let head = format!(
+        "{} receipts, {} lost in gaps; all decisions made again from their receipts, and equal\n\
+         every policy on the same frozen candidates, where no session decided; nothing is simulated\n",
+        receipts.len(),
+        trace.lost
+    );
+    Ok(Outputs { table: head + &recorded_table(&rows), files })
+}
+
+/// One row a policy.
+fn recorded_table(rows: &[recorded::Evaluation]) -> String {
+    let width = rows.iter().map(|row| row.policy.len()).max().unwrap_or(0).max("policy".len());
+    let mut table = format!(
+        "{:<width$} {:>9} {:>7} {:>10} {:>8} {:>8} {:>13} {:>13}\n",
+        "policy", "decisions", "agree %", "hit blocks", "regret", "forgone", "uncached", "queued before"
+    );
+    for row in rows {
+        let _ = writeln!(
+            table,
+            "{:<width$} {:>9} {:>7.1} {:>10} {:>8} {:>8} {:>13} {:>13}",
+            row.policy,
+            row.decisions,
+            row.agreement * 100.0,
+            row.hit_blocks,
+            row.regret_blocks,
+            row.forgone_blocks,
+            row.uncached_tokens,
+            row.queued_tokens
         );
     }
     table
@@ -437,7 +555,7 @@ fn table_of(rows: &[Summary]) -> String {
 }
 
 /// On a terminal only; it redraws ten times a second at most.
-fn progress(arrivals: usize) -> ProgressBar {
+pub(crate) fn progress(arrivals: usize) -> ProgressBar {
     let bar = ProgressBar::new(arrivals as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} % {eta} {msg}") {
         bar.set_style(style);

@@ -7,20 +7,23 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use kvrouter_core::blocks::{BlockHash, NamespaceId};
+use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
 use kvrouter_core::ids::{Role, Target, WorkerId};
+use kvrouter_core::index::Holdings;
 use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
 use kvrouter_core::policy::sessions::SessionKey;
+use kvrouter_core::policy::shadow::{self, Shadow};
 use kvrouter_core::policy::{
-    Candidate, Evidence, NoChoice, Outcome, PickRequest, PolicyKind, Settings, hits, shadow,
+    Candidate, Decision, Evidence, NoChoice, Outcome, PickRequest, PolicyKind, Settings, Terms, hits,
 };
-use kvrouter_core::receipts::{Receipt, ReceiptNumber, ResultRecord};
+use kvrouter_core::receipts::elsewhere::{self, Other};
+use kvrouter_core::receipts::{Draft, ReceiptNumber, Record, ResultRecord};
 use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::Fallback;
 
 use crate::config::Live;
-use crate::fleet::{TargetState, Worker};
+use crate::fleet::{self, TargetState, Worker};
 use crate::pool::Pool;
 use crate::prompt::{Part, Prompt};
 
@@ -52,6 +55,8 @@ pub struct Ask {
     pub bypasses_cache: bool,
     /// The response that it goes on from, whose worker has the rest.
     pub previous_response: Option<Arc<str>>,
+    /// Where it and its like begin, whatever their namespace.
+    pub beginning: Option<Beginning>,
 }
 
 /// One of several prompts of a request.
@@ -61,6 +66,18 @@ pub struct OnePrompt {
     pub tokens: Tokens,
     /// Its full blocks.
     pub blocks: Arc<[BlockHash]>,
+}
+
+/// How a prompt begins, and who else was sent one like it.
+#[derive(Clone, Debug)]
+pub struct Beginning {
+    /// Its first block under one root for all.
+    pub first: BlockHash,
+    /// Its own namespace.
+    pub own: Other,
+    /// Another namespace that was sent such a prompt, and its first blocks as that
+    /// one would hold them.
+    pub other: Option<(NamespaceId, Vec<BlockHash>)>,
 }
 
 /// A pick: where to send a request, and what holds the booking.
@@ -74,11 +91,24 @@ pub struct Routed {
     pub lease: Lease,
     /// Where the receipt was filed.
     pub receipt: ReceiptNumber,
+    /// Whether the prompt has a block that the engine could keep.
+    has_blocks: bool,
+}
+
+impl Routed {
+    /// The worker answered in full.
+    pub fn prompt_finished(&self) {
+        let state = self.worker.targets.get(self.target.rank.0 as usize).filter(|_| self.has_blocks);
+        if let Some(state) = state {
+            state.trust.lock().prompt_finished();
+        }
+    }
 }
 
 impl Ask {
     /// What routing asks for a prompt.
     pub fn new(pool: &Pool, request_id: Arc<str>, prompt: Prompt) -> Self {
+        let beginning = Beginning::of(pool, &prompt);
         let (blocks, several) = one_or_several(prompt.parts);
         Self {
             request_id,
@@ -93,6 +123,7 @@ impl Ask {
             adapter: prompt.namespace.adapter,
             bypasses_cache: prompt.bypasses_cache,
             previous_response: prompt.previous_response,
+            beginning,
         }
     }
 
@@ -104,6 +135,11 @@ impl Ask {
         }
     }
 
+    /// Whether `worker` may be picked for it now.
+    pub fn is_for(&self, worker: &Worker) -> bool {
+        worker.is_ready() && worker.takes(self.role) && worker.serves(self.adapter.as_deref())
+    }
+
     fn pick_request(&self, pool: &Pool) -> PickRequest<'_> {
         PickRequest {
             id: &self.request_id,
@@ -113,20 +149,21 @@ impl Ask {
             size: pool.config.size,
             images: &self.images,
             session: self.session.as_ref(),
+            choices: 1,
         }
     }
 
-    fn receipt(&self, pool: &Pool, settings: Settings, attempt: u32) -> Receipt {
-        Receipt {
+    fn draft<'a>(&'a self, pool: &Pool, settings: &'a Settings, attempt: u32) -> Draft<'a> {
+        Draft {
             time_unix_ms: pool.clock.unix_ms(),
             attempt,
             role: self.role,
             namespace: self.namespace,
             prompt_tokens: self.prompt_tokens,
             exact_tokens: self.exact_tokens,
-            prompt_blocks: self.blocks.len() as u64,
+            blocks: &self.blocks,
             images: self.images.len() as u64,
-            ..Receipt::undecided(Arc::clone(&self.request_id), settings, pool.config.size.tokens())
+            ..Draft::undecided(&self.request_id, settings, pool.config.size.tokens())
         }
     }
 }
@@ -144,6 +181,23 @@ fn one_or_several(mut parts: Vec<Part>) -> (Arc<[BlockHash]>, Vec<OnePrompt>) {
     (union.into(), parts.into_iter().map(one).collect())
 }
 
+impl Beginning {
+    /// Of the first prompt of a body; `None` without a full block.
+    fn of(pool: &Pool, prompt: &Prompt) -> Option<Self> {
+        let size = pool.config.size;
+        let tokens = &prompt.parts.first()?.tokens;
+        let start = tokens.get(..size.as_usize())?;
+        let common = pool.identity.root(&Namespace::default());
+        let first = *chain(common, size, start).first()?;
+        let namespace = pool.identity.id(&prompt.namespace);
+        let own = Other { namespace, root: pool.identity.root(&prompt.namespace) };
+        let other = pool.beginnings.lock().other(first, namespace);
+        let looked_at = tokens.len().min(elsewhere::DEPTH * size.as_usize());
+        let other = other.map(|other| (other.namespace, chain(other.root, size, &tokens[..looked_at])));
+        Some(Self { first, own, other })
+    }
+}
+
 /// A request that found nobody.
 #[derive(Debug)]
 pub struct Unrouted {
@@ -159,8 +213,10 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     // Read once: decision, receipt and pick line must speak of the same settings.
     let live = pool.live.read().clone();
     let settings = live.settings;
-    let prospects = prospects(pool, ask, &live, excluded);
-    let mut receipt = ask.receipt(pool, settings, attempt);
+    let workers = pool.fleet.workers();
+    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, excluded);
+    let mut draft = ask.draft(pool, &settings, attempt);
+    draft.elsewhere = &elsewhere;
     let request = ask.pick_request(pool);
     let now = pool.clock.now();
     let picked = pool.ledger.select_and_book(now, &settings, &request, ask.namespace, &ask.blocks, prospects);
@@ -168,27 +224,30 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
         Ok(pick) => pick,
         Err(nobody) => {
             count(pool, ask, settings.policy, Outcome::NoTarget, None);
-            let overloaded = stand(&mut receipt, &nobody);
-            return Err(Unrouted { receipt: pool.receipts.lock().file(receipt), overloaded });
+            let overloaded = matches!(nobody.reason, NoChoice::Overloaded(_));
+            let receipt = pool.receipts.file(unanswered(draft, &nobody), None);
+            return Err(Unrouted { receipt, overloaded });
         }
     };
-    receipt.fill(&pick.candidates, &pick.decision);
-    receipt.session = pick.session;
-    receipt.shadows =
-        shadow::evaluate(&settings, &request, &pick.candidates, &pick.decision, pick.turn.as_ref());
+    let shadows = shadow::evaluate(&settings, &request, &pick.candidates, &pick.decision, pick.turn.as_ref());
+    let draft = Draft { turn: pick.turn.as_ref(), session: pick.session, shadows: &shadows, ..draft };
+    let record = answered(draft, &pick.candidates, &pick.decision);
     let chosen = &pick.candidates[pick.decision.chosen];
     log_pick(pool, ask, settings.policy, chosen, &pick);
     count(pool, ask, settings.policy, pick.decision.outcome, Some(chosen));
-    count_shadows(pool, &receipt, chosen);
+    count_shadows(pool, &shadows, chosen);
     pool.metrics.sessions.with_label_values(&[pick.session.label()]).inc();
-    let receipt = pool.receipts.lock().file(receipt);
-    let found = pool.fleet.worker(chosen.target.worker.as_str());
-    let worker = Arc::clone(found.expect("candidates come from the fleet, which never shrinks"));
-    if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
-        let mut history = pool.history.lock();
-        ask.prompts().iter().for_each(|one| history.record(now, state.slot, ask.namespace, &one.blocks));
+    let receipt = pool.receipts.file(record, None);
+    if let Some(beginning) = &ask.beginning {
+        pool.beginnings.lock().sent(beginning.first, beginning.own);
     }
-    Ok(Routed { worker, target: chosen.target.clone(), lease: pick.lease, receipt })
+    let found = fleet::find(&workers, chosen.target.worker.as_str());
+    let worker = Arc::clone(found.expect("candidates come from this very list"));
+    if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
+        ask.prompts().iter().for_each(|one| pool.remember(state, ask.namespace, &one.blocks));
+    }
+    let (target, has_blocks) = (chosen.target.clone(), !ask.blocks.is_empty());
+    Ok(Routed { worker, target, lease: pick.lease, receipt, has_blocks })
 }
 
 /// Files the receipt of a request that was refused or abandoned before a pick:
@@ -196,43 +255,47 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
 pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &'static str) {
     let settings = pool.live.read().settings;
     let ask = Ask::new(pool, request_id, Prompt::default());
-    let mut receipt = ask.receipt(pool, settings, 0);
-    receipt.result = Some(ResultRecord { status, failure: Some(failure), ..ResultRecord::default() });
-    pool.receipts.lock().file(receipt);
+    let record = ask.draft(pool, &settings, 0).encode();
+    let failure = Some(failure.into());
+    pool.receipts.file(record, Some(ResultRecord { status, failure, ..ResultRecord::default() }));
 }
 
-/// The receipt of what [`pick`] would do now, without doing it.
-pub fn explain(pool: &Pool, ask: &Ask) -> Receipt {
+/// The record of what [`pick`] would do now, without doing it.
+pub fn explain(pool: &Pool, ask: &Ask) -> Record {
     let live = pool.live.read().clone();
     let settings = live.settings;
-    let mut receipt = ask.receipt(pool, settings, 0);
-    let prospects = prospects(pool, ask, &live, &[]);
+    let workers = pool.fleet.workers();
+    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, &[]);
+    let turn = pool.ledger.turn();
+    let mut draft = ask.draft(pool, &settings, 0);
+    (draft.elsewhere, draft.turn) = (&elsewhere, turn.as_ref());
     let request = ask.pick_request(pool);
     match pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, prospects) {
         Ok((decision, candidates)) => {
-            receipt.fill(&candidates, &decision);
-            receipt.shadows = shadow::evaluate(&settings, &request, &candidates, &decision, None);
+            let shadows = shadow::evaluate(&settings, &request, &candidates, &decision, turn.as_ref());
+            answered(Draft { shadows: &shadows, ..draft }, &candidates, &decision)
         }
-        Err(nobody) => {
-            stand(&mut receipt, &nobody);
-        }
-    }
-    receipt
-}
-
-/// Writes down who was rejected and for what; whether overload is the reason.
-fn stand(receipt: &mut Receipt, nobody: &NoPick) -> bool {
-    match &nobody.reason {
-        NoChoice::Empty => false,
-        NoChoice::Overloaded(terms) => {
-            receipt.stand(&nobody.candidates, terms);
-            true
-        }
+        Err(nobody) => unanswered(draft, &nobody),
     }
 }
 
-fn count_shadows(pool: &Pool, receipt: &Receipt, chosen: &Candidate) {
-    for shadow in &receipt.shadows {
+/// The record of a decision.
+fn answered(draft: Draft<'_>, candidates: &[Candidate], decision: &Decision) -> Record {
+    let chosen = Some((decision.chosen, decision.tie));
+    Draft { candidates, terms: &decision.terms, chosen, outcome: decision.outcome, ..draft }.encode()
+}
+
+/// The record of a request that found nobody: who was rejected and for what.
+fn unanswered(draft: Draft<'_>, nobody: &NoPick) -> Record {
+    let terms: &[Terms] = match &nobody.reason {
+        NoChoice::Empty => &[],
+        NoChoice::Overloaded(terms) => terms,
+    };
+    Draft { candidates: &nobody.candidates, terms, turn: nobody.turn.as_ref(), ..draft }.encode()
+}
+
+fn count_shadows(pool: &Pool, shadows: &[Shadow], chosen: &Candidate) {
+    for shadow in shadows {
         let agrees = if shadow.target == chosen.target { "true" } else { "false" };
         pool.metrics.shadow_picks.with_label_values(&[shadow.policy.label(), agrees]).inc();
         let regret = u64::try_from(shadow.regret_blocks).unwrap_or(0);
@@ -241,18 +304,26 @@ fn count_shadows(pool: &Pool, receipt: &Receipt, chosen: &Candidate) {
 }
 
 /// All ranks of all ready workers, with what their views and the routing
-/// history are worth for this request.
-fn prospects(pool: &Pool, ask: &Ask, live: &Live, excluded: &[WorkerId]) -> Vec<Prospect> {
+/// history are worth for this request; and which of them hold more of it for
+/// another namespace, sorted.
+fn prospects<'a>(
+    pool: &Pool,
+    ask: &Ask,
+    live: &Live,
+    workers: &'a [Arc<Worker>],
+    excluded: &[WorkerId],
+) -> (Vec<Prospect<'a>>, Vec<(Target, u64)>) {
+    let other = ask.beginning.as_ref().and_then(|beginning| beginning.other.as_ref());
+    let others = other.map_or_else(Vec::new, |(namespace, blocks)| pool.index.hits(*namespace, blocks));
+    let others = Holdings::from(others);
+    let mut elsewhere = Vec::new();
     let prompts = ask.prompts();
-    let claims: Vec<_> = prompts.iter().map(|one| pool.index.hits(ask.namespace, &one.blocks)).collect();
+    let held: Vec<Holdings> =
+        prompts.iter().map(|one| pool.index.hits(ask.namespace, &one.blocks).into()).collect();
     let now = pool.clock.now();
-    let prospect = |state: &Arc<TargetState>| {
-        let claimed_of = |at: usize| {
-            let found = claims[at].binary_search_by_key(&state.slot, |hit| hit.slot);
-            found.map_or_else(|_| TierHits::default(), |found| claims[at][found].tiers())
-        };
-        let trust = state.trust.lock().verdict(now, live.freshness);
-        let paired = state.facts().paired;
+    let prospect = |state: &'a Arc<TargetState>| {
+        let claimed_of = |at: usize| held[at].of(state.slot);
+        let (trust, paired) = state.trust.read(now, live.freshness);
         // Engines skip a prefix of each prompt, so each has its own limit.
         let sum =
             |held: &dyn Fn(usize) -> TierHits| (0..prompts.len()).map(held).fold(TierHits::default(), added);
@@ -261,9 +332,13 @@ fn prospects(pool: &Pool, ask: &Ask, live: &Live, excluded: &[WorkerId]) -> Vec<
             false => sum(&|at| hits::usable(held(at), prompts[at].tokens, pool.config.size, paired)),
         };
         let claimed = sum(&claimed_of);
+        let for_others = others.of(state.slot).total();
+        if for_others > claimed.total() {
+            elsewhere.push((state.target.clone(), for_others));
+        }
         let (hits, evidence) = if trust.credited {
             (usable(&claimed_of), Evidence::View)
-        } else if live.fallback == Fallback::History {
+        } else if live.fallback == Fallback::History && trust.leaves_room_for_history() {
             let history = pool.history.lock();
             let sent: Vec<u64> =
                 prompts.iter().map(|one| history.hits(now, state.slot, ask.namespace, &one.blocks)).collect();
@@ -272,15 +347,15 @@ fn prospects(pool: &Pool, ask: &Ask, live: &Live, excluded: &[WorkerId]) -> Vec<
             (TierHits::default(), Evidence::Nothing)
         };
         let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
-        let account = Arc::clone(&state.account);
+        let account = &state.account;
         let limit = prompts.iter().map(|one| hits::limit(one.tokens, pool.config.size, paired)).sum();
         let usable = if ask.bypasses_cache { 0 } else { limit };
         Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
     };
-    let eligible = pool.fleet.workers().iter().filter(|worker| {
-        worker.is_ready() && worker.serves(ask.adapter.as_deref()) && !excluded.contains(&worker.id)
-    });
-    eligible.flat_map(|worker| worker.targets.iter().map(prospect)).collect()
+    let eligible = workers.iter().filter(|worker| ask.is_for(worker) && !excluded.contains(&worker.id));
+    let prospects = eligible.flat_map(|worker| &worker.targets).map(prospect).collect();
+    elsewhere.sort();
+    (prospects, elsewhere)
 }
 
 fn added(one: TierHits, other: TierHits) -> TierHits {

@@ -12,30 +12,37 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::ServeConfig;
+use crate::fleet::Workers;
 use crate::pool::Pool;
 use crate::proxy::App;
 use crate::proxy::upstream::Upstream;
-use crate::{admin, feed, fleet, listen, proxy};
+use crate::receipts::files::Writer;
+use crate::{admin, feed, fleet, listen, live, proxy};
 
 /// How long the first views may take before the router is ready without them.
 const WARM_LIMIT: Duration = Duration::from_secs(60);
 /// The same while the broker does not answer: no view can come, and every
 /// replica would wait alike.
 const BROKER_LIMIT: Duration = Duration::from_secs(10);
-/// How often readiness looks at views, and live settings at their file.
+/// How long the last receipts may take to their file after the last answer.
+const LAST_RECEIPTS: Duration = Duration::from_secs(5);
+/// How often readiness looks at views, and parity at pages.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Serves until SIGTERM or SIGINT, then drains.
 pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     let limits = config.file.limits.clone();
     let ports = config.file.listen.clone();
-    let pool = Arc::new(Pool::new(config)?);
+    let receipts = config.file.receipt_files.as_ref().map(Writer::start).transpose()?;
+    let mut pool = Pool::new(config)?;
+    receipts.iter().for_each(|writer| pool.receipts.write_to(writer.queue()));
+    let pool = Arc::new(pool);
     let upstream = Upstream::new(Duration::from_secs(limits.connect_timeout_seconds));
     let http = bind(ports.http, "listen.http").await?;
     let metrics = bind(ports.metrics, "listen.metrics").await?;
     let admin = bind(ports.admin, "listen.admin").await?;
     announce(&pool, &http, &metrics, &admin)?;
-    start_tasks(&pool, &upstream);
+    start_tasks(&pool, &upstream).await?;
 
     let stop = CancellationToken::new();
     let app = App::new(Arc::clone(&pool), upstream);
@@ -59,6 +66,12 @@ pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     match drained {
         Ok(_) => tracing::info!(target: "kv_router", "drained"),
         Err(_) => tracing::warn!(target: "kv_router", "stopped with answers still open"),
+    }
+    if let Some(receipts) = receipts {
+        let last = tokio::task::spawn_blocking(move || receipts.finish());
+        if tokio::time::timeout(LAST_RECEIPTS, last).await.is_err() {
+            tracing::error!(target: "kv_router", "the last receipts were not written in time");
+        }
     }
     Ok(())
 }
@@ -84,69 +97,75 @@ fn announce(
     Ok(())
 }
 
-fn start_tasks(pool: &Arc<Pool>, upstream: &Upstream) {
-    for worker in pool.fleet.workers() {
-        tokio::spawn(fleet::probe::watch(Arc::clone(pool), upstream.clone(), Arc::clone(worker)));
-        feed::zmq::follow(pool, worker);
+async fn start_tasks(pool: &Arc<Pool>, upstream: &Upstream) -> anyhow::Result<()> {
+    for worker in pool.fleet.workers().iter() {
+        fleet::start(pool, upstream, worker);
+    }
+    if let Some(discovery) = pool.config.file.discovery.kubernetes.clone() {
+        let client = fleet::kubernetes::client().await?;
+        if let Some((namespace, name)) = pool.config.live_map() {
+            let (namespace, name) = (namespace.to_owned(), name.to_owned());
+            let follow = fleet::kubernetes::follow_live_settings;
+            tokio::spawn(follow(Arc::clone(pool), client.clone(), namespace, name));
+        }
+        let follow = fleet::kubernetes::follow_pods;
+        tokio::spawn(follow(Arc::clone(pool), upstream.clone(), client, discovery));
     }
     if pool.config.file.kv_events.transport == EventTransport::NATS {
         tokio::spawn(feed::nats::follow(Arc::clone(pool)));
     }
     tokio::spawn(become_ready(Arc::clone(pool)));
-    tokio::spawn(watch_live_settings(Arc::clone(pool)));
+    tokio::spawn(review_pages(Arc::clone(pool)));
+    tokio::spawn(live::watch_file(Arc::clone(pool)));
+    Ok(())
 }
 
-/// Latches readiness: every worker that is ready has a view, or there are none,
-/// or the limit passed.
+/// Latches readiness: the settings and the workers are known, and every worker
+/// that was ready then has a view, or there are none, or the limit passed.
 async fn become_ready(pool: Arc<Pool>) {
     let started = pool.clock.now();
-    let with_events = pool.config.file.kv_events.transport != EventTransport::None;
+    let mut first: Option<Workers> = None;
     loop {
-        let workers = pool.fleet.workers();
-        let probed = workers.iter().all(|worker| worker.status().reason != fleet::ReadyReason::NotProbed);
-        let targets = workers.iter().filter(|worker| worker.is_ready()).flat_map(|worker| &worker.targets);
-        let viewed = !with_events || targets.into_iter().all(|target| target.trust.lock().is_settled());
-        let reason = match (probed, viewed) {
-            (false, _) => "workers_not_probed",
-            (true, false) => "views_pending",
-            (true, true) => "ok",
-        };
+        let waits_for = waits_for(&pool, &mut first);
+        *pool.ready_reason.lock() = waits_for.unwrap_or("ok");
         let limit = if pool.broker_connected.load(Ordering::Relaxed) { WARM_LIMIT } else { BROKER_LIMIT };
         let waited = pool.clock.now().since(started).0;
-        if (probed && viewed) || u128::from(waited) >= limit.as_millis() {
-            *pool.ready_reason.lock() = reason;
+        if waits_for.is_none() || u128::from(waited) >= limit.as_millis() {
             pool.ready.store(true, Ordering::Relaxed);
-            tracing::info!(target: "kv_router", waited_ms = waited, complete = probed && viewed, "ready");
+            tracing::info!(target: "kv_router", waited_ms = waited, reason = waits_for.unwrap_or("ok"), "ready");
             return;
         }
-        *pool.ready_reason.lock() = reason;
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// Takes over the live settings whenever their file changes. Content that is
-/// refused leaves the last good settings in force.
-async fn watch_live_settings(pool: Arc<Pool>) {
-    let Some(path) = pool.config.live_path.clone() else { return };
-    let mut seen = std::fs::read(&path).ok();
+/// What readiness waits for: a stable label. `first` are the workers that were
+/// there when they were first known; those that join later are not waited for.
+fn waits_for(pool: &Pool, first: &mut Option<Workers>) -> Option<&'static str> {
+    if !pool.live_known.load(Ordering::Relaxed) {
+        return Some("live_settings_pending");
+    }
+    if !pool.fleet.is_known() {
+        return Some("workers_pending");
+    }
+    let first = first.get_or_insert_with(|| pool.fleet.workers());
+    let staying = || first.iter().filter(|worker| !worker.gone.is_cancelled());
+    if staying().any(|worker| worker.reason() == fleet::ReadyReason::NotProbed) {
+        return Some("workers_not_probed");
+    }
+    if pool.config.file.kv_events.transport == EventTransport::None {
+        return None;
+    }
+    let mut targets = staying().filter(|worker| worker.is_ready()).flat_map(|worker| &worker.targets);
+    let viewed = targets.all(|target| target.trust.lock().is_settled());
+    (!viewed).then_some("views_pending")
+}
+
+/// Compares pages for ever: they become known, and change, at any time.
+async fn review_pages(pool: Arc<Pool>) {
     loop {
+        pool.review_pages();
         tokio::time::sleep(LOOK).await;
-        let now = tokio::fs::read(&path).await.ok();
-        if now == seen || now.is_none() {
-            continue;
-        }
-        seen = now;
-        match pool.config.base.updated(&path, &pool.config.flags) {
-            Ok(live) => {
-                tracing::info!(target: "kv_router", policy = %live.settings.policy.label(), "live settings taken");
-                *pool.live.write() = live;
-                *pool.live_refused.write() = None;
-            }
-            Err(error) => {
-                tracing::error!(target: "kv_router", error = %error, "live settings refused");
-                *pool.live_refused.write() = Some(error.to_string());
-            }
-        }
     }
 }
 
@@ -159,4 +178,45 @@ pub async fn wait_for_signal() -> anyhow::Result<()> {
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::tests::{member, pool};
+    use crate::fleet::{Fleet, ReadyReason};
+    use kvrouter_core::ids::Epoch;
+
+    /// The latch waits for settings, workers and the views of those workers that
+    /// were there at first.
+    #[test]
+    fn readiness_waits_for_what_was_there_at_first() {
+        let pool = pool();
+        let mut first = None;
+        let mut waits = || waits_for(&pool, &mut first);
+        pool.live_known.store(false, Ordering::Relaxed);
+        assert_eq!(waits(), Some("live_settings_pending"));
+        pool.live_known.store(true, Ordering::Relaxed);
+        let change = pool.fleet.update(&[member(1, "a", None), member(2, "a", None)], &pool.index);
+        let [stays, leaves] = &change.joined[..] else { unreachable!("two joined") };
+        assert_eq!(waits(), Some("workers_not_probed"));
+        stays.set_reason(ReadyReason::Ok);
+        leaves.set_reason(ReadyReason::Unreachable);
+        assert_eq!(waits(), Some("views_pending"), "one has no view, the other needs none");
+        leaves.set_reason(ReadyReason::NotProbed);
+        leaves.gone.cancel();
+        let now = [member(1, "a", None), member(3, "joined", None)];
+        pool.fleet.update(&now, &pool.index);
+        assert_eq!(waits(), Some("views_pending"), "who left is not waited for");
+        pool.mark_synced(&stays.targets[0], Epoch(1), 1, Default::default());
+        assert_eq!(waits(), None, "nor who joined later");
+    }
+
+    #[test]
+    fn readiness_waits_until_workers_are_known() {
+        let pool = Pool { fleet: Fleet::default(), ..Arc::into_inner(pool()).expect("the only one") };
+        assert_eq!(waits_for(&pool, &mut None), Some("workers_pending"));
+        pool.fleet.update(&[], &pool.index);
+        assert_eq!(waits_for(&pool, &mut None), None, "there are none");
+    }
 }

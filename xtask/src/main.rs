@@ -7,8 +7,9 @@ mod scan;
 mod test_run;
 mod tidy;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 /// One command: its name, what it is for, what it runs with the arguments behind its name.
 type Command = (&'static str, &'static str, fn(&Path, &[String]) -> anyhow::Result<()>);
@@ -41,8 +42,13 @@ fn list() -> String {
     COMMANDS.iter().map(|(name, purpose, _)| format!("cargo xtask {name:<6} {purpose}\n")).collect()
 }
 
-/// The folder that holds the workspace: the parent of this crate's.
+/// The folder that holds the workspace: the parent of this crate's, as `cargo
+/// run` says it now. Clones may share built files, this program among them.
 fn workspace_root() -> &'static Path {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().expect("this crate lies inside the workspace")
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let here =
+            std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        Path::new(&here).parent().expect("this crate lies inside the workspace").to_owned()
+    })
 }

@@ -8,12 +8,14 @@
 //!
 //! Read the modules in the order in which a request passes through them:
 //! [`blocks`], [`index`], [`policy`], [`receipts`]; and an engine's events:
-//! [`events`], [`trust`], [`index`].
+//! [`events`], [`trust`], [`index`]. [`replay`] repeats decisions offline, [`json`]
+//! writes and reads what both leave behind.
 
 pub mod blocks;
 pub mod events;
 pub mod ids;
 pub mod index;
+pub mod json;
 pub mod policy;
 pub mod receipts;
 pub mod replay;

@@ -8,8 +8,15 @@
 //! little: credit stays), *unsound* (may claim what is gone: credit stays until
 //! the budget after the last proof is used up), *mismatched* (another language:
 //! no credit at once), *unsequenced* (no proof exists: credit only while events
-//! are fresh).
+//! are fresh), *no cache* (healthy, and there is nothing to hit).
+//!
+//! [`SharedTrust`] is the same for many threads: facts come in under a lock, and
+//! a verdict is read without one, because every decision reads all of them.
 
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use crate::events::envelope::Status;
@@ -34,6 +41,34 @@ pub enum State {
     Mismatched,
     /// The engine numbers nothing, so nothing can be proven.
     Unsequenced,
+    /// The engine keeps no prefixes: healthy, and never a hit.
+    NoCache,
+}
+
+/// Whether a worker renders and tokenises prompts as the router does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Parity {
+    /// Nobody has compared them.
+    #[default]
+    Unknown,
+    /// They gave the same token ids.
+    Confirmed,
+    /// They gave different ones: our blocks are not the engine's.
+    Diverged,
+}
+
+/// Whether an engine keeps prefixes, as it reports itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefixCaching {
+    /// It does not say.
+    #[default]
+    Unknown,
+    /// It does.
+    On,
+    /// It does not.
+    Off,
 }
 
 /// Why the view is in its state. Stable labels: see docs/metrics.md.
@@ -63,6 +98,12 @@ pub enum Reason {
     ReportedPageSizeMismatch,
     /// The engine sends no sequence numbers.
     NoSequence,
+    /// The worker tokenises a probe differently from the router.
+    RenderDiverged,
+    /// The engine reports that prefix caching is off.
+    PrefixCachingOff,
+    /// The engine finished many prompts and has never stored a block.
+    NothingStored,
 }
 
 impl State {
@@ -76,6 +117,7 @@ impl State {
             Self::Unsound => "unsound",
             Self::Mismatched => "mismatched",
             Self::Unsequenced => "unsequenced",
+            Self::NoCache => "no_cache",
         }
     }
 }
@@ -95,6 +137,9 @@ impl Reason {
             Self::PageSizeMismatch => "page_size_mismatch",
             Self::ReportedPageSizeMismatch => "reported_page_size_mismatch",
             Self::NoSequence => "no_sequence",
+            Self::RenderDiverged => "render_diverged",
+            Self::PrefixCachingOff => "prefix_caching_off",
+            Self::NothingStored => "nothing_stored",
         }
     }
 }
@@ -116,6 +161,14 @@ pub struct Verdict {
     pub age: Option<Millis>,
 }
 
+impl Verdict {
+    /// Whether routing history may stand in for the view. Not where the engine
+    /// keeps no prefixes: where prompts were sent says nothing there.
+    pub fn leaves_room_for_history(&self) -> bool {
+        !self.credited && self.state != State::NoCache
+    }
+}
+
 /// How long trust lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freshness {
@@ -131,8 +184,13 @@ impl Default for Freshness {
     }
 }
 
+/// Prompts that an engine must have finished, each of a block or more, before
+/// its silence about blocks means that it keeps none. One prompt can end before
+/// its block is stored; sixteen in a row do not.
+const STORELESS_PROMPTS: u64 = 16;
+
 /// The trust in one target's view.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trust {
     phase: Phase,
     epoch: Epoch,
@@ -143,6 +201,12 @@ pub struct Trust {
     gap: bool,
     domain_mismatch: bool,
     reported_page_misfit: bool,
+    parity: Parity,
+    caching: PrefixCaching,
+    /// Whether this life of the engine has ever stored a block.
+    stored: bool,
+    /// Prompts finished since the sync without any block stored.
+    storeless: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -188,9 +252,9 @@ impl Trust {
 
     /// The engine lives anew: nothing is known until the next sync.
     pub fn reset(&mut self) {
-        let kept = (self.domain_mismatch, self.reported_page_misfit);
-        *self = Self { phase: Phase::Syncing, ..Self::default() };
-        (self.domain_mismatch, self.reported_page_misfit) = kept;
+        let Self { domain_mismatch, reported_page_misfit, parity, caching, .. } = *self;
+        let kept = Self { domain_mismatch, reported_page_misfit, parity, caching, ..Self::default() };
+        *self = Self { phase: Phase::Syncing, ..kept };
     }
 
     /// Whether the other side speaks of another domain.
@@ -204,6 +268,29 @@ impl Trust {
         self.reported_page_misfit = misfit;
     }
 
+    /// Whether the worker renders prompts as the router does. Stays over a new
+    /// life of the engine, until it is compared again.
+    pub fn set_parity(&mut self, parity: Parity) {
+        self.parity = parity;
+    }
+
+    /// Whether the engine reports that it keeps prefixes.
+    pub fn set_prefix_caching(&mut self, caching: PrefixCaching) {
+        self.caching = caching;
+    }
+
+    /// The engine told of blocks that it holds.
+    pub fn stores_seen(&mut self) {
+        (self.stored, self.storeless) = (true, 0);
+    }
+
+    /// The engine finished a prompt of at least one block.
+    pub fn prompt_finished(&mut self) {
+        if self.phase == Phase::Synced && !self.stored {
+            self.storeless = self.storeless.saturating_add(1);
+        }
+    }
+
     /// Whether a view is there at all: synced once in this life.
     pub fn has_view(&self) -> bool {
         self.phase == Phase::Synced
@@ -212,7 +299,10 @@ impl Trust {
     /// Whether waiting for a view makes sense no more: it is there, or it speaks
     /// of something else.
     pub fn is_settled(&self) -> bool {
-        self.has_view() || self.domain_mismatch || self.reported_page_misfit
+        self.has_view()
+            || self.domain_mismatch
+            || self.reported_page_misfit
+            || self.caching == PrefixCaching::Off
     }
 
     /// The state of the view at `now`.
@@ -226,7 +316,7 @@ impl Trust {
             State::Unsequenced => {
                 self.last_event.is_some_and(|event| now.since(event) <= freshness.budget) && fresh
             }
-            State::Cold | State::Syncing | State::Mismatched => false,
+            State::Cold | State::Syncing | State::Mismatched | State::NoCache => false,
         };
         Verdict { state, reason, credited, epoch: self.epoch, seq: self.seq, age }
     }
@@ -240,6 +330,12 @@ impl Trust {
         }
         if self.reported_page_misfit {
             return (State::Mismatched, Reason::ReportedPageSizeMismatch);
+        }
+        if self.parity == Parity::Diverged {
+            return (State::Mismatched, Reason::RenderDiverged);
+        }
+        if self.caching == PrefixCaching::Off && !self.stored {
+            return (State::NoCache, Reason::PrefixCachingOff);
         }
         match self.phase {
             Phase::Cold => return (State::Cold, Reason::NothingHeard),
@@ -255,6 +351,9 @@ impl Trust {
         if age.is_none_or(|age| age > freshness.silence) {
             return (State::Unsound, Reason::Silence);
         }
+        if self.storeless >= STORELESS_PROMPTS && self.caching != PrefixCaching::On {
+            return (State::NoCache, Reason::NothingStored);
+        }
         if self.status.unsequenced {
             return (State::Unsequenced, Reason::NoSequence);
         }
@@ -262,6 +361,127 @@ impl Trust {
             return (State::Incomplete, Reason::StoresMissing);
         }
         (State::Exact, Reason::Ok)
+    }
+}
+
+/// [`Trust`] that many threads share.
+///
+/// Whoever holds the lock publishes what it changed when it lets go. A reader
+/// copies the words and looks whether they were replaced meanwhile.
+#[derive(Debug, Default)]
+pub struct SharedTrust {
+    trust: Mutex<Trust>,
+    /// Odd while words are being replaced.
+    version: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+const WORDS: usize = 6;
+/// No tick.
+const NEVER: u64 = u64::MAX;
+
+/// Exclusive access to a [`SharedTrust`].
+#[derive(Debug)]
+pub struct TrustGuard<'a> {
+    shared: &'a SharedTrust,
+    trust: MutexGuard<'a, Trust>,
+}
+
+impl SharedTrust {
+    /// Exclusive access, to tell facts.
+    pub fn lock(&self) -> TrustGuard<'_> {
+        TrustGuard { shared: self, trust: self.trust.lock() }
+    }
+
+    /// The state of the view at `now`, and whether the engine's tokens come as
+    /// pairs. Takes no lock.
+    pub fn read(&self, now: Tick, freshness: Freshness) -> (Verdict, bool) {
+        let trust = loop {
+            let before = self.version.load(Ordering::Acquire);
+            let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+            // Words are read before the version is looked at again.
+            fence(Ordering::Acquire);
+            if before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before {
+                break Trust::from_words(words);
+            }
+            std::hint::spin_loop();
+        };
+        (trust.verdict(now, freshness), trust.status.paired)
+    }
+
+    fn publish(&self, trust: &Trust) {
+        let words = trust.words();
+        if self.words.iter().zip(words).all(|(published, word)| published.load(Ordering::Relaxed) == word) {
+            return;
+        }
+        // One writer at a time: the lock is held.
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version + 1, Ordering::Relaxed);
+        // Words are replaced after the version says so.
+        fence(Ordering::Release);
+        for (published, word) in self.words.iter().zip(words) {
+            published.store(word, Ordering::Relaxed);
+        }
+        self.version.store(version + 2, Ordering::Release);
+    }
+}
+
+impl Deref for TrustGuard<'_> {
+    type Target = Trust;
+
+    fn deref(&self) -> &Trust {
+        &self.trust
+    }
+}
+
+impl DerefMut for TrustGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Trust {
+        &mut self.trust
+    }
+}
+
+impl Drop for TrustGuard<'_> {
+    fn drop(&mut self) {
+        self.shared.publish(&self.trust);
+    }
+}
+
+impl Trust {
+    /// All of it in words. The initial state is all zeros, as an atomic starts.
+    fn words(&self) -> [u64; WORDS] {
+        let tick = |tick: Option<Tick>| tick.map_or(0, |tick| tick.0.min(NEVER - 1) + 1);
+        let flags = [self.gap, self.domain_mismatch, self.reported_page_misfit, self.stored];
+        let flags = flags.iter().rev().fold(0, |bits, flag| bits << 1 | u64::from(*flag));
+        let small = self.phase as u64 | (self.parity as u64) << 2 | (self.caching as u64) << 4 | flags << 6;
+        [
+            small | self.status.bits() << 16,
+            self.epoch.0,
+            self.seq,
+            tick(self.last_proof),
+            tick(self.last_event),
+            self.storeless,
+        ]
+    }
+
+    fn from_words([small, epoch, seq, proof, event, storeless]: [u64; WORDS]) -> Self {
+        let tick = |word: u64| word.checked_sub(1).map(Tick);
+        let is = |bit: u32| small >> bit & 1 != 0;
+        Self {
+            phase: [Phase::Cold, Phase::Syncing, Phase::Synced][(small & 3).min(2) as usize],
+            parity: [Parity::Unknown, Parity::Confirmed, Parity::Diverged][(small >> 2 & 3).min(2) as usize],
+            caching: [PrefixCaching::Unknown, PrefixCaching::On, PrefixCaching::Off]
+                [(small >> 4 & 3).min(2) as usize],
+            gap: is(6),
+            domain_mismatch: is(7),
+            reported_page_misfit: is(8),
+            stored: is(9),
+            status: Status::from_bits(small >> 16),
+            epoch: Epoch(epoch),
+            seq,
+            last_proof: tick(proof),
+            last_event: tick(event),
+            storeless,
+        }
     }
 }
 
@@ -351,5 +571,103 @@ mod tests {
         check("mismatch stays", &trust, 1_000, (State::Mismatched, Reason::ReportedPageSizeMismatch, false));
         trust.set_reported_page_misfit(false);
         check("the view is gone", &trust, 1_000, (State::Syncing, Reason::SnapshotPending, false));
+    }
+
+    #[test]
+    fn an_engine_without_prefixes_is_healthy_and_never_hits() {
+        let mut trust = Trust::default();
+        trust.set_prefix_caching(PrefixCaching::Off);
+        check("it says so", &trust, 0, (State::NoCache, Reason::PrefixCachingOff, false));
+        assert!(trust.is_settled(), "nobody waits for its view");
+        assert!(!trust.verdict(Tick(0), FRESH).leaves_room_for_history());
+        trust.reset();
+        check("also in its next life", &trust, 0, (State::NoCache, Reason::PrefixCachingOff, false));
+        trust.synced(Tick(0), EPOCH, 1, Status::default());
+        trust.stores_seen();
+        check("its events know better", &trust, 0, (State::Exact, Reason::Ok, true));
+    }
+
+    #[test]
+    fn an_engine_that_stores_nothing_of_many_prompts_has_no_cache() {
+        let mut trust = synced(Status::default());
+        let finish = |trust: &mut Trust, count| (0..count).for_each(|_| trust.prompt_finished());
+        finish(&mut trust, STORELESS_PROMPTS - 1);
+        check("not enough to tell", &trust, 1_000, (State::Exact, Reason::Ok, true));
+        finish(&mut trust, 1);
+        check("enough", &trust, 1_000, (State::NoCache, Reason::NothingStored, false));
+        check("silence is still worse", &trust, 9_000, (State::Unsound, Reason::Silence, true));
+        trust.stores_seen();
+        check("it stores after all", &trust, 1_000, (State::Exact, Reason::Ok, true));
+        finish(&mut trust, 99);
+        check("and needs not store every prompt", &trust, 1_000, (State::Exact, Reason::Ok, true));
+        let mut says_on = synced(Status::default());
+        says_on.set_prefix_caching(PrefixCaching::On);
+        finish(&mut says_on, 99);
+        check("it says that it keeps them", &says_on, 1_000, (State::Exact, Reason::Ok, true));
+    }
+
+    #[test]
+    fn a_diverged_render_ends_credit_at_once_and_an_unchecked_one_does_not() {
+        let mut trust = synced(Status::default());
+        check("nobody compared", &trust, 1_000, (State::Exact, Reason::Ok, true));
+        trust.set_parity(Parity::Diverged);
+        check("diverged", &trust, 1_000, (State::Mismatched, Reason::RenderDiverged, false));
+        trust.reset();
+        trust.synced(Tick(1_000), EPOCH, 1, Status::default());
+        check("until compared again", &trust, 1_000, (State::Mismatched, Reason::RenderDiverged, false));
+        trust.set_parity(Parity::Confirmed);
+        check("confirmed", &trust, 1_000, (State::Exact, Reason::Ok, true));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_published_is_what_was_told(
+            facts in proptest::collection::vec((0u8..13, 0u64..99_999), 0..30), now in 0u64..200_000
+        ) {
+            let shared = SharedTrust::default();
+            let mut plain = Trust::default();
+            for (fact, value) in facts {
+                let tell = |trust: &mut Trust| match fact {
+                    0 => trust.syncing(),
+                    1 => trust.synced(Tick(value), Epoch(value), value, Status::from_bits(value)),
+                    2 => trust.heard(Tick(value), Epoch(value), value, Status::from_bits(value)),
+                    3 => trust.gap(),
+                    4 => trust.reset(),
+                    5 => trust.set_domain_mismatch(value.is_multiple_of(2)),
+                    6 => trust.set_reported_page_misfit(value.is_multiple_of(2)),
+                    7 => trust.set_parity([Parity::Unknown, Parity::Confirmed, Parity::Diverged][(value % 3) as usize]),
+                    8 => trust.set_prefix_caching(
+                        [PrefixCaching::Unknown, PrefixCaching::On, PrefixCaching::Off][(value % 3) as usize],
+                    ),
+                    9 => trust.stores_seen(),
+                    _ => (0..value % 9).for_each(|_| trust.prompt_finished()),
+                };
+                tell(&mut plain);
+                tell(&mut shared.lock());
+                proptest::prop_assert_eq!(&Trust::from_words(plain.words()), &plain);
+            }
+            proptest::prop_assert_eq!(
+                shared.read(Tick(now), FRESH), (plain.verdict(Tick(now), FRESH), plain.status.paired)
+            );
+        }
+    }
+
+    /// Readers never see one half of a change and one of another.
+    #[test]
+    fn a_verdict_is_of_one_moment() {
+        let shared = SharedTrust::default();
+        shared.lock().synced(Tick(1), Epoch(1), 1, Status::default());
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for at in 2..200_000 {
+                    shared.lock().synced(Tick(at), Epoch(at), at, Status::default());
+                }
+            });
+            while !writer.is_finished() {
+                let (verdict, _) = shared.read(Tick(1 << 40), FRESH);
+                let proof = (1 << 40) - verdict.age.map_or(0, |age| age.0);
+                assert_eq!((verdict.epoch.0, verdict.seq), (proof, proof));
+            }
+        });
     }
 }

@@ -3,22 +3,26 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kvrouter_core::ids::{Role, WorkerId};
 use kvrouter_core::trust::{Reason, State, Verdict};
-use kvrouter_crds::config::{EventTransport, RoleName};
+use kvrouter_crds::config::{EventTransport, PageSizePolicy};
 use kvrouter_crds::health::{
     ConfigHealth, EventsHealth, HealthReport, LiveSettingsHealth, Problem, SCHEMA_VERSION, TargetHealth,
     TokenizerHealth, WorkerHealth,
 };
 
-use crate::fleet::{ReadyReason, TargetState, Worker};
+use crate::fleet::{Excluded, Exclusion, Member, ReadyReason, TargetState, Worker, parity};
 use crate::pool::Pool;
 
 /// The report as of now.
 pub fn report(pool: &Pool) -> HealthReport {
     let file = &pool.config.file;
     let transport = file.kv_events.transport;
-    let workers: Vec<WorkerHealth> =
-        pool.fleet.workers().iter().map(|worker| worker_health(pool, worker)).collect();
+    let fleet = pool.fleet.workers();
+    let excluded = pool.fleet.excluded();
+    let mut workers: Vec<WorkerHealth> = fleet.iter().map(|worker| worker_health(pool, worker)).collect();
+    workers.extend(excluded.listed.iter().map(excluded_health));
+    workers.sort_by(|a, b| (&a.worker, &a.pod).cmp(&(&b.worker, &b.pod)));
     HealthReport {
         schema_version: SCHEMA_VERSION,
         router_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -41,10 +45,10 @@ pub fn report(pool: &Pool) -> HealthReport {
             message: pool.tokenizer_failure.clone(),
         },
         live_settings: LiveSettingsHealth {
-            watched: pool.config.live_path.is_some(),
+            watched: pool.config.live_path.is_some() || pool.config.live_map().is_some(),
             refused: pool.live_refused.read().clone(),
         },
-        problems: problems(pool, &workers),
+        problems: problems(pool, &fleet, &excluded),
         workers,
     }
 }
@@ -53,14 +57,35 @@ fn worker_health(pool: &Pool, worker: &Worker) -> WorkerHealth {
     let status = worker.status();
     WorkerHealth {
         worker: worker.id.to_string(),
-        pod: None,
-        role: RoleName::Mixed.label().to_owned(),
+        pod: worker.pod.as_ref().map(|pod| pod.name.to_string()),
+        role: worker.place().role.label().to_owned(),
         engine: status.engine.label().to_owned(),
         engine_version: status.engine_version.as_deref().map(str::to_owned),
-        ready: status.ready,
-        reason: status.reason.label().to_owned(),
+        ready: worker.is_ready(),
+        reason: worker.reason().label().to_owned(),
         reported_page_size: status.reported_page,
         targets: worker.targets.iter().map(|target| target_health(pool, target)).collect(),
+    }
+}
+
+/// A pod that never became a worker. What its role would be is not known where
+/// that is the very reason.
+fn excluded_health(member: &Member) -> WorkerHealth {
+    let exclusion = member.place.exclusion;
+    let role = match exclusion {
+        Some(Exclusion::NoRole | Exclusion::TwoRoles | Exclusion::SameAddress) => "unknown",
+        Some(Exclusion::TwoPools | Exclusion::PodNotReady) | None => member.place.role.label(),
+    };
+    WorkerHealth {
+        worker: member.id.to_string(),
+        pod: member.pod.as_ref().map(|pod| pod.name.to_string()),
+        role: role.to_owned(),
+        engine: member.engine.label().to_owned(),
+        engine_version: None,
+        ready: false,
+        reason: exclusion.map_or("ok", Exclusion::label).to_owned(),
+        reported_page_size: None,
+        targets: Vec::new(),
     }
 }
 
@@ -88,12 +113,16 @@ fn target_health(pool: &Pool, target: &TargetState) -> TargetHealth {
 enum Severity {
     /// Nothing can be served.
     Pool,
+    /// Workers may come and go unseen.
+    Discovery,
     /// No view can be trusted any more.
     Broker,
     /// No prompt can be looked up in any view.
     Tokenizer,
     /// A worker gets no requests.
     NotReady,
+    /// Pages differ, and parity does not help.
+    Parity,
     /// A cache will never count as it is.
     Mismatched,
     /// A view is wrong, or is not there yet.
@@ -109,17 +138,19 @@ impl Severity {
         match state {
             State::Mismatched => Self::Mismatched,
             State::Cold | State::Syncing | State::Unsound => Self::Unsound,
-            State::Incomplete | State::Unsequenced | State::Exact => Self::Incomplete,
+            State::Incomplete | State::Unsequenced | State::Exact | State::NoCache => Self::Incomplete,
         }
     }
 }
 
 /// Everything that is wrong now, worst first; equally bad ones by worker.
-fn problems(pool: &Pool, workers: &[WorkerHealth]) -> Vec<Problem> {
-    let mut problems = of_the_pool(pool, workers);
-    for worker in pool.fleet.workers() {
+fn problems(pool: &Pool, fleet: &[Arc<Worker>], excluded: &Excluded) -> Vec<Problem> {
+    let mut problems = of_the_pool(pool, fleet, excluded);
+    for worker in fleet {
         problems.extend(of_a_worker(pool, worker));
     }
+    problems.extend(of_pages(pool, fleet));
+    problems.extend(of_excluded(pool, excluded));
     problems.sort_by_key(|(severity, _)| *severity);
     problems.into_iter().map(|(_, problem)| problem).collect()
 }
@@ -128,14 +159,14 @@ fn problem(reason: &str, worker: Option<&str>, message: String) -> Problem {
     Problem { reason: reason.to_owned(), worker: worker.map(str::to_owned), message }
 }
 
-fn of_the_pool(pool: &Pool, workers: &[WorkerHealth]) -> Vec<(Severity, Problem)> {
-    let mut problems = Vec::new();
+fn of_the_pool(pool: &Pool, fleet: &[Arc<Worker>], excluded: &Excluded) -> Vec<(Severity, Problem)> {
+    let discovery = pool.fleet.troubles().into_iter().map(|problem| (Severity::Discovery, problem));
+    let mut problems: Vec<_> = discovery.collect();
     let mut say = |severity: Severity, reason: &str, message: String| {
         problems.push((severity, problem(reason, None, message)));
     };
-    if workers.is_empty() {
-        let message = "The pool has no workers; list some under discovery.workers.";
-        say(Severity::Pool, "no_workers", message.to_owned());
+    if fleet.is_empty() {
+        say(Severity::Pool, "no_workers", no_workers(pool, excluded));
     }
     if !pool.broker_connected.load(Ordering::Relaxed) {
         let url = pool.config.file.kv_events.nats.as_ref().map_or("", |nats| &nats.url);
@@ -170,20 +201,128 @@ fn of_the_pool(pool: &Pool, workers: &[WorkerHealth]) -> Vec<(Severity, Problem)
             Severity::LiveSettings,
             "live_settings_refused",
             format!(
-                "The live settings were refused ({refused}), and the last good ones stay in force; correct the file that --live-config names."
+                "The live settings were refused ({refused}), and the last good ones stay in force; correct {}.",
+                match pool.config.live_map() {
+                    Some((namespace, name)) => format!("the ConfigMap {name} in namespace {namespace}"),
+                    None => "the file that --live-config names".to_owned(),
+                }
             ),
         );
     }
     problems
 }
 
+/// Why there are none, and what to do.
+fn no_workers(pool: &Pool, excluded: &Excluded) -> String {
+    let Some(kubernetes) = &pool.config.file.discovery.kubernetes else {
+        return "The pool has no workers; list some under discovery.workers.".to_owned();
+    };
+    let labels: Vec<String> =
+        kubernetes.selector.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let (labels, namespace) = (labels.join(","), &kubernetes.namespace);
+    let pods = format!("kubectl get pods -n {namespace} -l {labels}");
+    match (pool.fleet.is_known(), excluded.waiting, excluded.count) {
+        (false, _, _) => "The pool has no workers: its pods were not read yet; wait a second.".to_owned(),
+        (true, 0, 0) => format!(
+            "The pool has no workers: no pod in namespace {namespace} that runs has the labels {labels}; look at {pods}."
+        ),
+        (true, waiting, others) => format!(
+            "The pool has no workers: {waiting} of its pods are not ready yet, {others} are excluded; look at {pods}."
+        ),
+    }
+}
+
+/// Pods that are kept out for their labels or addresses; those that are not
+/// listed are counted.
+fn of_excluded(pool: &Pool, excluded: &Excluded) -> Vec<(Severity, Problem)> {
+    let of_one = |member: &Member| {
+        let exclusion = member.place.exclusion?;
+        let pod = member.pod.as_ref().map_or("", |pod| &*pod.name);
+        let message = format!("Pod {pod} gets no requests: {}", kept_out(pool, exclusion));
+        Some((Severity::NotReady, problem(exclusion.label(), Some(member.id.as_str()), message)))
+    };
+    let mut problems: Vec<_> = excluded.listed.iter().filter_map(of_one).collect();
+    let more = excluded.count - excluded.listed.len();
+    if more > 0 {
+        let message = format!("{more} more pods are excluded; mend those that are listed first.");
+        problems.push((Severity::NotReady, problem("more_excluded", None, message)));
+    }
+    problems
+}
+
+fn kept_out(pool: &Pool, exclusion: Exclusion) -> String {
+    match exclusion {
+        Exclusion::PodNotReady => {
+            "its pod is not ready; look at its conditions and its readiness probe.".to_owned()
+        }
+        Exclusion::NoRole => {
+            let discovery = pool.config.file.discovery.kubernetes.as_ref();
+            let roles: Vec<&str> = discovery
+                .map(|found| found.roles.iter().map(|role| role.name.label()).collect())
+                .unwrap_or_default();
+            format!(
+                "its labels match none of the pool's roles ({}); give it the labels of one of them.",
+                roles.join(", ")
+            )
+        }
+        Exclusion::TwoRoles => {
+            "its labels match more than one of the pool's roles; take away those of all but one.".to_owned()
+        }
+        Exclusion::TwoPools => {
+            "its labels match the selector of another pool too; make one of the selectors narrower.".to_owned()
+        }
+        Exclusion::SameAddress => {
+            "another pod has its address; delete the one that is no longer there, or do not run both on the host's network.".to_owned()
+        }
+    }
+}
+
+/// Pages that differ from the pool's.
+fn of_pages(pool: &Pool, fleet: &[Arc<Worker>]) -> Vec<(Severity, Problem)> {
+    let verdict = parity::judge(pool.config.size.tokens(), &parity::facts(fleet));
+    if pool.live.read().page_sizes == PageSizePolicy::Report {
+        // A page that does not divide the block is named by its targets.
+        let differs = verdict.odd.iter().filter(|(_, page)| pool.config.size.holds_pages_of(*page));
+        let of_one = |(id, page): &(WorkerId, u32)| {
+            let message = format!(
+                "Worker {id} has a page of {page} tokens and most others one of {}; its hits count in its own pages; start it with the page of the others.",
+                verdict.page.unwrap_or_default()
+            );
+            (Severity::Incomplete, problem("page_size_differs", Some(id.as_str()), message))
+        };
+        return differs.map(of_one).collect();
+    }
+    let spared = |role: &Role| {
+        let message = format!(
+            "The pages of all {} workers are odd, so pageSizePolicy RequireParity keeps none of them out; start engines with one page that divides the block of {} tokens.",
+            role.label(),
+            pool.config.size.tokens()
+        );
+        (Severity::Parity, problem("page_size_everywhere", None, message))
+    };
+    verdict.spared.iter().map(spared).collect()
+}
+
+/// What to do about a page that parity keeps out.
+fn odd_page(pool: &Pool, worker: &Worker) -> String {
+    let (own, block) = (worker.page().unwrap_or_default(), pool.config.size.tokens());
+    match pool.config.size.holds_pages_of(own) {
+        true => format!(
+            "its page of {own} tokens is not that of most others; start it with theirs, or set pageSizePolicy to Report."
+        ),
+        false => format!(
+            "its page of {own} tokens does not divide the block of {block}; start it with one that does, or set pageSizePolicy to Report."
+        ),
+    }
+}
+
 /// A worker that is not ready has one problem, whatever its views are.
 fn of_a_worker(pool: &Pool, worker: &Worker) -> Vec<(Severity, Problem)> {
     let id = worker.id.as_str();
-    let status = worker.status();
-    if let Some(message) = not_ready(status.reason) {
+    let reason = worker.reason();
+    if let Some(message) = not_ready(pool, worker, reason) {
         let message = format!("Worker {id} gets no requests: {message}");
-        return vec![(Severity::NotReady, problem(status.reason.label(), Some(id), message))];
+        return vec![(Severity::NotReady, problem(reason.label(), Some(id), message))];
     }
     if pool.config.file.kv_events.transport == EventTransport::None {
         return Vec::new();
@@ -197,9 +336,11 @@ fn of_a_worker(pool: &Pool, worker: &Worker) -> Vec<(Severity, Problem)> {
     worker.targets.iter().filter_map(of_a_target).collect()
 }
 
-const fn not_ready(reason: ReadyReason) -> Option<&'static str> {
-    match reason {
+fn not_ready(pool: &Pool, worker: &Worker, reason: ReadyReason) -> Option<String> {
+    let message = match reason {
         ReadyReason::Ok => None,
+        ReadyReason::Excluded(exclusion) => return Some(kept_out(pool, exclusion)),
+        ReadyReason::PageSize => return Some(odd_page(pool, worker)),
         ReadyReason::NotProbed => Some("it was not asked yet; wait a second."),
         ReadyReason::Unreachable => Some("it does not answer; check that it runs and that the URL is right."),
         ReadyReason::Unhealthy => Some("its health endpoint says no; look at its log."),
@@ -207,7 +348,8 @@ const fn not_ready(reason: ReadyReason) -> Option<&'static str> {
         ReadyReason::OtherModel => {
             Some("it serves other models than this pool's; compare model.name with its /v1/models.")
         }
-    }
+    };
+    message.map(str::to_owned)
 }
 
 fn not_exact(pool: &Pool, worker: &Worker, target: &TargetState, verdict: Verdict) -> Option<String> {
@@ -230,6 +372,10 @@ fn not_exact(pool: &Pool, worker: &Worker, target: &TargetState, verdict: Verdic
         Reason::Silence => "no proof of its view has arrived lately; check its bridge and the broker.".to_owned(),
         Reason::DomainMismatch => "its bridge speaks of another model, revision, block size or identity seed; give both the same settings.".to_owned(),
         Reason::NoSequence => "it numbers no events, so losses cannot be seen; its hits count only while events are fresh; use an engine release that numbers them.".to_owned(),
+        Reason::RenderDiverged => "it tokenises a probe differently from the router, so its cache earns no credit; give both the same tokenizer and chat template.".to_owned(),
+        // A way to run an engine: its state says it, and nothing is wrong.
+        Reason::PrefixCachingOff => return None,
+        Reason::NothingStored => return Some("it has finished many prompts and never told of a stored block, so it is picked by load; turn prefix caching and KV events on, unless that is intended.".to_owned()),
     };
     let credit = if verdict.credited { "" } else { " No hits are credited now." };
     let credit = if verdict.state == State::Mismatched { "" } else { credit };

@@ -4,6 +4,7 @@
 //! Two ports: `/metrics` and `/health/report` hold neither prompts nor hashes
 //! and need no token; the admin port does where one is configured.
 
+pub mod explorer;
 pub mod health;
 
 use std::collections::HashMap;
@@ -16,9 +17,13 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{StatusCode, header};
 use kvrouter_core::ids::Role;
-use kvrouter_core::receipts::{Receipt, canonical_json};
+use kvrouter_core::json::canonical_json;
+use kvrouter_core::receipts::Receipt;
+use kvrouter_core::receipts::chain::Head;
+use kvrouter_core::receipts::ring::Entry;
 use serde_json::{Value, json};
 
+use crate::page::Guard;
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::proxy::errors;
@@ -45,16 +50,20 @@ pub fn metrics_router(pool: Arc<Pool>) -> axum::Router {
 
 /// The admin endpoints.
 pub fn admin_router(pool: Arc<Pool>) -> axum::Router {
+    let guard = if pool.config.admin_token.is_some() { Guard::Token } else { Guard::Open };
     let body_limit = usize::try_from(pool.config.file.limits.request_body_bytes).unwrap_or(usize::MAX);
     axum::Router::new()
         .route("/v1/admin/cache-view/{worker}", axum::routing::get(cache_view))
         .route("/v1/admin/workers", axum::routing::get(workers))
         .route("/v1/admin/explain", axum::routing::post(explain).layer(DefaultBodyLimit::max(body_limit)))
         .route("/v1/admin/receipts", axum::routing::get(receipts))
+        .route("/v1/admin/live", axum::routing::get(explorer::live))
         .route("/metrics", axum::routing::get(metrics))
         .route("/health/report", axum::routing::get(report))
         .layer(middleware::from_fn_with_state(Arc::clone(&pool), require_token))
         .with_state(pool)
+        .merge(explorer::page_routes())
+        .layer(middleware::from_fn(move |request, next| guard.check(request, next)))
 }
 
 async fn require_token(State(pool): State<Arc<Pool>>, request: Request, next: Next) -> Response {
@@ -94,7 +103,8 @@ async fn report(State(pool): State<Arc<Pool>>) -> Response {
 /// `{"worker_id", "block_count", …}`; counts are summed over ranks.
 async fn cache_view(State(pool): State<Arc<Pool>>, Path(worker): Path<String>) -> Response {
     let Some(worker) = pool.fleet.worker(&worker) else {
-        let known: Vec<&str> = pool.fleet.workers().iter().map(|worker| worker.id.as_str()).collect();
+        let workers = pool.fleet.workers();
+        let known: Vec<&str> = workers.iter().map(|worker| worker.id.as_str()).collect();
         let message = format!("There is no worker `{worker}`. Known: {}.", known.join(", "));
         return refuse(StatusCode::NOT_FOUND, &message, "worker_not_found");
     };
@@ -155,12 +165,13 @@ async fn explain(
     let work = move || {
         let mut ask = prepare_blocking(&pool, endpoint, "explain".into(), &body)?.ask;
         ask.role = role;
-        Ok::<_, errors::ClientError>(explanation(route::explain(&pool, &ask), MAX_ANSWER))
+        let receipt = route::explain(&pool, &ask).decode();
+        Ok::<_, errors::ClientError>(receipt.map(|receipt| explanation(receipt, MAX_ANSWER)))
     };
     match tokio::task::spawn_blocking(work).await {
-        Ok(Ok(text)) => json_text(text),
+        Ok(Ok(Ok(text))) => text_of("application/json", text),
         Ok(Err(error)) => error.into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Ok(Ok(Err(_))) | Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
@@ -175,22 +186,33 @@ async fn receipts(State(pool): State<Arc<Pool>>, Query(query): Query<HashMap<Str
         }
     };
     let wanted = query.get("request_id");
-    let wanted = |receipt: &Receipt| wanted.is_none_or(|id| **id == *receipt.request_id);
-    let found = pool.receipts.lock().latest(limit, wanted);
+    let wanted = |entry: &Entry| wanted.is_none_or(|id| *id == entry.record.request_id());
+    let found = pool.receipts.latest(limit, wanted);
     // Hundreds of large receipts take a second to write down.
-    match tokio::task::spawn_blocking(move || listing(&found, MAX_ANSWER)).await {
-        Ok(text) => json_text(text),
+    let written = match query.get("format").map(String::as_str) {
+        None | Some("json") => {
+            tokio::task::spawn_blocking(move || ("application/json", listing(&found, MAX_ANSWER))).await
+        }
+        Some("jsonl") => {
+            tokio::task::spawn_blocking(move || ("application/jsonl", chained(&found, MAX_ANSWER))).await
+        }
+        Some(_) => {
+            return refuse(StatusCode::BAD_REQUEST, "`format` must be json or jsonl.", "invalid_format");
+        }
+    };
+    match written {
+        Ok((kind, text)) => text_of(kind, text),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
 /// The receipts as canonical JSON of at most `limit` bytes; the oldest are left
 /// out where they do not fit.
-fn listing(receipts: &[Arc<Receipt>], limit: usize) -> String {
+fn listing(entries: &[Entry], limit: usize) -> String {
     let mut text = r#"{"receipts":["#.to_owned();
     let mut written = 0;
-    for receipt in receipts {
-        let receipt = canonical_json(&json!(receipt));
+    for receipt in entries.iter().filter_map(Entry::receipt) {
+        let receipt = canonical_json(&receipt.to_value());
         if text.len() + 1 + receipt.len() + TRUNCATED.len() > limit {
             break;
         }
@@ -200,25 +222,48 @@ fn listing(receipts: &[Arc<Receipt>], limit: usize) -> String {
         text.push_str(&receipt);
         written += 1;
     }
-    text.push_str(if written < receipts.len() { TRUNCATED } else { END });
+    text.push_str(if written < entries.len() { TRUNCATED } else { END });
     text
+}
+
+/// The receipts as a chain of its own, the oldest first, as
+/// `kv-router replay --trace` takes it. Where they do not fit into `limit` bytes
+/// the oldest are left out, and a gap at the end says how many.
+fn chained(entries: &[Entry], limit: usize) -> String {
+    let all: Vec<Receipt> = entries.iter().filter_map(Entry::receipt).collect();
+    // What a line has beside its receipt takes less.
+    const MORE: usize = 256;
+    let mut room = limit;
+    let fits = |receipt: &&Receipt| {
+        let length = canonical_json(&receipt.to_value()).len() + MORE;
+        room = room.saturating_sub(length);
+        room > 0
+    };
+    let kept = all.iter().take_while(fits).count();
+    let mut head = Head::default();
+    let mut lines: Vec<String> = all[..kept].iter().rev().map(|receipt| head.receipt(receipt)).collect();
+    if kept < entries.len() {
+        let last = all.first().map_or(0, |receipt| receipt.time_unix_ms);
+        lines.push(head.gap(last, (entries.len() - kept) as u64));
+    }
+    lines.iter().fold(String::new(), |text, line| text + line + "\n")
 }
 
 /// The receipt as canonical JSON of at most `limit` bytes; candidates are left
 /// out where they do not fit.
 fn explanation(mut receipt: Receipt, limit: usize) -> String {
-    let mut text = canonical_json(&json!(receipt));
+    let mut text = canonical_json(&receipt.to_value());
     while text.len() > limit && !receipt.candidates.is_empty() {
         receipt.candidates.truncate(receipt.candidates.len() / 2);
-        let mut cut = json!(receipt);
+        let mut cut = receipt.to_value();
         cut["truncated"] = Value::Bool(true);
         text = canonical_json(&cut);
     }
     text
 }
 
-fn json_text(text: String) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+fn text_of(kind: &'static str, text: String) -> Response {
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
 #[cfg(test)]
@@ -226,16 +271,23 @@ mod tests {
     use super::*;
 
     use kvrouter_core::policy::Settings;
+    use kvrouter_core::receipts::Draft;
+    use kvrouter_core::receipts::chain::Follower;
+    use kvrouter_core::receipts::read::Content;
+
+    fn entry(id: &str) -> Entry {
+        Entry { record: Draft::undecided(id, &Settings::default(), 16).encode(), result: None }
+    }
 
     fn receipt(id: &str) -> Receipt {
-        Receipt::undecided(id.into(), Settings::default(), 16)
+        entry(id).receipt().expect("ours")
     }
 
     #[test]
     fn a_listing_keeps_to_its_limit_and_says_so() {
-        let receipts: Vec<_> = ["a", "b"].into_iter().map(|id| Arc::new(receipt(id))).collect();
+        let receipts = ["a", "b"].map(entry);
         let whole = listing(&receipts, usize::MAX);
-        assert_eq!(whole, canonical_json(&json!({"receipts": receipts})), "it is canonical");
+        assert_eq!(whole, canonical_json(&json!({"receipts": (["a", "b"].map(receipt))})), "it is canonical");
         let cases: [(usize, &[&str]); 3] =
             [(whole.len() + 20, &["a", "b"]), (whole.len() - 1, &["a"]), (0, &[])];
         for (limit, ids) in cases {
@@ -247,6 +299,22 @@ mod tests {
             assert_eq!(value["truncated"] == true, ids.len() < 2, "at most {limit} bytes");
             assert!(limit == 0 || text.len() <= limit);
         }
+    }
+
+    #[test]
+    fn a_chain_of_what_is_in_memory_is_whole_and_says_what_it_lacks() {
+        let entries = ["c", "b", "a"].map(entry);
+        let read = |limit: usize| {
+            let mut follower = Follower::default();
+            let lines = follower.file(&chained(&entries, limit)).expect("a chain");
+            let ids = lines.iter().filter_map(|line| match &line.content {
+                Content::Receipt(receipt) => Some(receipt.request_id.to_string()),
+                Content::Gap { .. } => None,
+            });
+            (ids.collect::<Vec<_>>(), follower.lost)
+        };
+        assert_eq!(read(usize::MAX), (vec!["a".to_owned(), "b".to_owned(), "c".to_owned()], 0));
+        assert_eq!(read(3000), (vec!["b".to_owned(), "c".to_owned()], 1));
     }
 
     #[test]

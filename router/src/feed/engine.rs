@@ -400,8 +400,7 @@ impl Stream {
         };
         let (mut first, mut ended) = (true, false);
         while let Ok(Ok(frames)) = timeout(REPLAY_SILENCE, connection.recv()).await {
-            let [.., seq, payload] = frames.as_slice() else { break };
-            let Ok(seq) = <[u8; 8]>::try_from(&seq[..]) else { break };
+            let Some((payload, seq)) = split_reply(&frames) else { break };
             if seq == END {
                 ended = true;
                 break;
@@ -543,6 +542,13 @@ async fn ask_replay(endpoint: &Endpoint, from: u64) -> Result<Connection, ZmtpEr
     Ok(connection)
 }
 
+/// Payload and number of a replayed message, read from its end: what stands
+/// before them differs between engines.
+fn split_reply(frames: &[Bytes]) -> Option<(&[u8], [u8; 8])> {
+    let [.., seq, payload] = frames else { return None };
+    Some((payload, <[u8; 8]>::try_from(&seq[..]).ok()?))
+}
+
 /// Payload and number of a published message; `None` for fewer than two frames
 /// or a number that is none.
 fn split(frames: &[Bytes]) -> Option<(&[u8], Option<u64>)> {
@@ -553,5 +559,24 @@ fn split(frames: &[Bytes]) -> Option<(&[u8], Option<u64>)> {
             Some((payload, Some(u64::from_be_bytes(seq))))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Case C09: live messages and replayed ones differ in what precedes the number.
+    #[test]
+    fn replies_are_read_with_a_topic_an_empty_frame_or_nothing_before_the_number() {
+        let (seq, payload) = (Bytes::from_static(&[0, 0, 0, 0, 0, 0, 1, 2]), Bytes::from_static(b"batch"));
+        let expected = Some((&b"batch"[..], [0, 0, 0, 0, 0, 0, 1, 2]));
+        for before in [vec![], vec![Bytes::from_static(b"kv")], vec![Bytes::new()], vec![Bytes::new(); 2]] {
+            let frames = [before.clone(), vec![seq.clone(), payload.clone()]].concat();
+            assert_eq!(split_reply(&frames), expected, "{before:?}");
+        }
+        assert_eq!(split_reply(&[payload.clone(), payload]), None, "a number has eight bytes");
+        let live = [Bytes::from_static(b"kv"), seq, Bytes::from_static(b"batch")];
+        assert_eq!(split(&live), Some((&b"batch"[..], Some(258))));
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -92,13 +92,20 @@ struct Feed {
     pool: Arc<Pool>,
     client: Client,
     subjects: Subjects,
-    followers: HashMap<Target, Follower>,
-    /// When the last snapshot of a target was asked for.
-    asked: HashMap<Target, Instant>,
+    followers: HashMap<Target, Followed>,
     /// Permits for snapshots on their way.
     permits: Arc<Semaphore>,
     fetched: mpsc::Sender<Fetched>,
     answers: mpsc::Receiver<Fetched>,
+}
+
+/// What is known of one target's stream.
+struct Followed {
+    /// The target itself: one of the same name may come after it.
+    target: Weak<TargetState>,
+    follower: Follower,
+    /// When its last snapshot was asked for.
+    asked: Option<Instant>,
 }
 
 /// How a fetch ended.
@@ -112,13 +119,13 @@ impl Feed {
     fn new(pool: Arc<Pool>, client: Client, subjects: Subjects) -> Self {
         let (fetched, answers) = mpsc::channel(SNAPSHOTS);
         let permits = Arc::new(Semaphore::new(SNAPSHOTS));
-        let (followers, asked) = (HashMap::new(), HashMap::new());
-        Self { pool, client, subjects, followers, asked, permits, fetched, answers }
+        Self { pool, client, subjects, followers: HashMap::new(), permits, fetched, answers }
     }
 
     async fn run(mut self) -> anyhow::Result<()> {
         let mut events =
             self.client.subscribe(self.subjects.all_events()).await.context("failed to subscribe")?;
+        let mut fleet = self.pool.fleet.changes();
         loop {
             tokio::select! {
                 message = events.next() => match message {
@@ -126,6 +133,7 @@ impl Feed {
                     None => anyhow::bail!("subscription ended"),
                 },
                 Some(fetched) = self.answers.recv() => self.answer(fetched),
+                Ok(()) = fleet.changed() => self.forget_leavers(),
             }
         }
     }
@@ -141,14 +149,34 @@ impl Feed {
                 return self.count(error.reason());
             }
         };
-        let domain = self.pool.domain;
-        let follower = self.followers.entry(target.target.clone()).or_insert_with(|| Follower::new(domain));
-        let outcome = follower.message(envelope);
+        let outcome = self.followed(&target).follower.message(envelope);
         self.carry_out(outcome, &target, uid);
     }
 
+    /// What is known of the target, which begins with nothing.
+    fn followed(&mut self, target: &Arc<TargetState>) -> &mut Followed {
+        let domain = self.pool.domain;
+        let new =
+            || Followed { target: Arc::downgrade(target), follower: Follower::new(domain), asked: None };
+        let followed = self.followers.entry(target.target.clone()).or_insert_with(new);
+        if !std::ptr::eq(followed.target.as_ptr(), Arc::as_ptr(target)) {
+            *followed = new();
+        }
+        followed
+    }
+
+    /// Lets go of the targets that are not in the fleet any more.
+    fn forget_leavers(&mut self) {
+        self.followers.retain(|_, followed| {
+            followed.target.upgrade().is_some_and(|target| self.pool.fleet.has(&target))
+        });
+    }
+
     fn answer(&mut self, fetched: Fetched) {
-        let Some(follower) = self.followers.get_mut(&fetched.target.target) else { return };
+        if !self.pool.fleet.has(&fetched.target) {
+            return;
+        }
+        let follower = &mut self.followed(&fetched.target).follower;
         match fetched.pages {
             Some(pages) => {
                 let outcome = follower.snapshot(pages);
@@ -170,10 +198,10 @@ impl Feed {
         self.pool.metrics.resyncs.with_label_values(&[reason]).inc();
         target.trust.lock().syncing();
         let subject = self.subjects.snapshot(&uid, target.target.rank.0);
+        let now = Instant::now();
+        let last = self.followed(target).asked.replace(now);
         let (client, fetched, target) = (self.client.clone(), self.fetched.clone(), Arc::clone(target));
         let permits = Arc::clone(&self.permits);
-        let now = Instant::now();
-        let last = self.asked.insert(target.target.clone(), now);
         let wait = last.map_or(Duration::ZERO, |last| (last + REFETCH).saturating_duration_since(now));
         tokio::spawn(async move {
             sleep(wait).await;

@@ -10,7 +10,7 @@ use super::engine::{Sink, Stream, Told, View};
 use crate::fleet::{TargetState, Worker};
 use crate::pool::{Change, Pool};
 
-/// Reads the events of all ranks of `worker`, for ever.
+/// Reads the events of all ranks of `worker`, until it leaves.
 pub fn follow(pool: &Arc<Pool>, worker: &Arc<Worker>) {
     let Some(sockets) = &worker.events else { return };
     for target in &worker.targets {
@@ -23,7 +23,8 @@ pub fn follow(pool: &Arc<Pool>, worker: &Arc<Worker>) {
         };
         let stream = Stream::new(publisher, replay, pool.identity.clone(), pool.config.size, None);
         let mut sink = Direct { pool: Arc::clone(pool), target: Arc::clone(target), synced: false };
-        tokio::spawn(async move { stream.run(&mut sink).await });
+        let gone = worker.gone.clone();
+        tokio::spawn(async move { gone.run_until_cancelled(stream.run(&mut sink)).await });
     }
 }
 

@@ -1,165 +1,217 @@
 //! Which workers exist, and whether they may be picked.
 //!
-//! A worker that is not ready gets no new picks; what it has in flight and what
-//! the router knows of its cache stay. [`probe`] finds out by asking.
+//! The fleet is a list that is swapped whole: readers take a snapshot and keep
+//! it as long as they like. A worker that is not ready gets no new picks; what
+//! it has in flight and what the router knows of its cache stay. A worker that
+//! left is gone from the next snapshot on; its tasks end and its view is
+//! forgotten, and whoever has a request there keeps it alive until that ends.
+//!
+//! [`worker`] is one of them; [`kubernetes`] finds them as pods, by the rules
+//! in [`pods`]; [`probe`] asks them; [`parity`] compares their pages.
 
+pub mod kubernetes;
+pub mod parity;
+pub mod pods;
 pub mod probe;
+pub mod worker;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvrouter_core::events::envelope::Status;
-use kvrouter_core::ids::{Slot, Target, WorkerId};
+use kvrouter_core::ids::{Role, WorkerId};
 use kvrouter_core::index::Index;
-use kvrouter_core::policy::leases::Account;
-use kvrouter_core::trust::Trust;
-use kvrouter_crds::config::{Engine, EventEndpoints, EventTransport, RouterConfig, StaticWorker};
+use kvrouter_crds::config::{EventTransport, PageSizePolicy, RouterConfig};
+use kvrouter_crds::health::Problem;
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
 
-use crate::feed::zmtp::Endpoint;
+pub use worker::{
+    EventFacts, EventSockets, Exclusion, Member, Place, PodName, ReadyReason, ServedModel, TargetState,
+    Worker, WorkerStatus,
+};
+
+use crate::feed;
+use crate::pool::Pool;
+use crate::proxy::upstream::Upstream;
+
+/// Excluded pods that are kept by name: enough to see what they have in common.
+const MAX_EXCLUDED: usize = 64;
+
+/// A list of workers that does not change, sorted by id.
+pub type Workers = Arc<[Arc<Worker>]>;
 
 /// The workers of one pool.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Fleet {
-    /// Sorted by id.
-    workers: Vec<Arc<Worker>>,
+    workers: RwLock<Workers>,
+    excluded: RwLock<Excluded>,
+    /// Counts the changes of the list.
+    changes: watch::Sender<u64>,
+    /// Whether discovery has told of the workers once.
+    known: AtomicBool,
+    /// What is wrong with discovery, by what it reads.
+    troubles: Mutex<BTreeMap<&'static str, Problem>>,
 }
 
-/// One engine process group.
-#[derive(Debug)]
-pub struct Worker {
-    /// Its `host:port`, which is also the authority of its URL.
-    pub id: WorkerId,
-    /// Its ranks, in order; at least one.
-    pub targets: Vec<Arc<TargetState>>,
-    /// Where its events are; `None` where they come over NATS or not at all.
-    pub events: Option<EventSockets>,
-    /// What it was configured as.
-    configured_engine: Engine,
-    status: RwLock<WorkerStatus>,
+/// Pods of the pool that never became workers because of their labels or
+/// addresses, or not yet.
+#[derive(Clone, Debug, Default)]
+pub struct Excluded {
+    /// The first ones, sorted.
+    pub listed: Vec<Member>,
+    /// How many there are, listed or not.
+    pub count: usize,
+    /// How many more only are not ready yet.
+    pub waiting: usize,
 }
 
-/// A worker's event sockets; rank r is at port + r.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EventSockets {
-    /// Publisher of rank 0.
-    pub publisher: Endpoint,
-    /// Replay socket of rank 0.
-    pub replay: Option<Endpoint>,
+/// Who came and who left.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// Workers that are new.
+    pub joined: Vec<Arc<Worker>>,
+    /// Workers that are in the list no more.
+    pub left: Vec<Arc<Worker>>,
 }
 
-/// One rank of a worker: its load and the view of its cache.
-#[derive(Debug)]
-pub struct TargetState {
-    /// Its name.
-    pub target: Target,
-    /// Its place in the index.
-    pub slot: Slot,
-    /// What is booked on it.
-    pub account: Arc<Account>,
-    /// What its view is worth.
-    pub trust: Mutex<Trust>,
-    facts: Mutex<EventFacts>,
-}
-
-/// What events said about a target's cache besides its content.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EventFacts {
-    /// Tokens per page; `None` before the first store.
-    pub page: Option<u32>,
-    /// Groups other than main attention exist.
-    pub hybrid: bool,
-    /// Tokens come as pairs (EAGLE).
-    pub paired: bool,
-}
-
-/// What probes found.
-#[derive(Clone, Debug)]
-pub struct WorkerStatus {
-    /// Whether it may be picked.
-    pub ready: bool,
-    /// Why not.
-    pub reason: ReadyReason,
-    /// What it is, as far as known.
-    pub engine: Engine,
-    /// Its version, as it says it.
-    pub engine_version: Option<Arc<str>>,
-    /// Tokens per page, from its live endpoint.
-    pub reported_page: Option<u32>,
-    /// What it serves, as it said last.
-    pub models: Vec<ServedModel>,
-}
-
-/// One entry of a worker's `/v1/models`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ServedModel {
-    /// The name that requests use.
-    pub name: String,
-    /// Whether it is a LoRA adapter of the base model.
-    pub adapter: bool,
-}
-
-/// Why a worker may or may not be picked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadyReason {
-    /// It may.
-    Ok,
-    /// It was not asked yet.
-    NotProbed,
-    /// It does not answer.
-    Unreachable,
-    /// Its health endpoint says no.
-    Unhealthy,
-    /// It serves no model yet.
-    NoModel,
-    /// It serves other models than the pool's.
-    OtherModel,
-}
-
-impl ReadyReason {
-    /// Stable label for metrics and reports.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::NotProbed => "not_probed",
-            Self::Unreachable => "unreachable",
-            Self::Unhealthy => "unhealthy",
-            Self::NoModel => "no_model",
-            Self::OtherModel => "other_model",
+impl Default for Fleet {
+    fn default() -> Self {
+        Self {
+            workers: RwLock::new(Arc::from([])),
+            excluded: RwLock::default(),
+            changes: watch::Sender::new(0),
+            known: AtomicBool::new(false),
+            troubles: Mutex::default(),
         }
     }
 }
 
-impl Fleet {
-    /// The workers of a static list, with room in the index for each rank. The
-    /// list was checked before.
-    pub fn of_static(config: &RouterConfig, index: &Index) -> Self {
-        let mut workers: Vec<Arc<Worker>> = config
-            .discovery
-            .workers
-            .iter()
-            .filter_map(|worker| {
-                let id = crate::config::worker_id(&worker.url).ok()?;
-                Some(Arc::new(Worker::new(WorkerId::new(id), worker, config, index)))
-            })
-            .collect();
-        workers.sort_by(|a, b| a.id.cmp(&b.id));
-        Self { workers }
-    }
+/// The workers of a static list, which was checked before.
+pub fn of_static(config: &RouterConfig) -> Vec<Member> {
+    let with_sockets = config.kv_events.transport == EventTransport::ZMQ;
+    let member = |worker: &kvrouter_crds::config::StaticWorker| {
+        let id = WorkerId::new(crate::config::worker_id(&worker.url).ok()?);
+        let own = worker.kv_events.as_ref();
+        Some(Member {
+            pod: None,
+            place: Place { role: Role::Mixed, exclusion: None },
+            engine: worker.engine.unwrap_or(config.engine),
+            dp_size: worker.dp_size,
+            events: with_sockets.then(|| EventSockets::of(&id, own, &config.kv_events)).flatten(),
+            id,
+        })
+    };
+    config.discovery.workers.iter().filter_map(member).collect()
+}
 
-    /// All workers, sorted by id.
-    pub fn workers(&self) -> &[Arc<Worker>] {
-        &self.workers
+/// Makes the pool's fleet what discovery found: newcomers are probed and
+/// followed, leavers are forgotten.
+pub fn take(pool: &Arc<Pool>, upstream: &Upstream, found: &[Member]) {
+    let change = pool.fleet.update(found, &pool.index);
+    for worker in &change.joined {
+        tracing::info!(target: "kv_router::fleet", worker = %worker.id, pod = pod(worker), role = %worker.place().role.label(), "worker joined");
+        pool.metrics.fleet_changes.with_label_values(&["joined"]).inc();
+        start(pool, upstream, worker);
+    }
+    for worker in &change.left {
+        tracing::info!(target: "kv_router::fleet", worker = %worker.id, pod = pod(worker), "worker left");
+        pool.metrics.fleet_changes.with_label_values(&["left"]).inc();
+        worker.gone.cancel();
+    }
+    if !change.left.is_empty() {
+        // Emptying a large view takes longer than a task may keep its thread.
+        let pool = Arc::clone(pool);
+        tokio::task::spawn_blocking(move || change.left.iter().for_each(|worker| pool.forget(worker)));
+    }
+}
+
+/// Starts the tasks of a worker; they end when it leaves.
+pub fn start(pool: &Arc<Pool>, upstream: &Upstream, worker: &Arc<Worker>) {
+    let probing = probe::watch(Arc::clone(pool), upstream.clone(), Arc::clone(worker));
+    tokio::spawn(worker.gone.clone().run_until_cancelled_owned(probing));
+    feed::zmq::follow(pool, worker);
+}
+
+fn pod(worker: &Worker) -> &str {
+    worker.pod.as_ref().map_or("", |pod| &*pod.name)
+}
+
+impl Fleet {
+    /// All workers, sorted by id, as of now.
+    pub fn workers(&self) -> Workers {
+        Arc::clone(&self.workers.read())
     }
 
     /// The worker named `id`.
-    pub fn worker(&self, id: &str) -> Option<&Arc<Worker>> {
-        self.workers.iter().find(|worker| worker.id.as_str() == id)
+    pub fn worker(&self, id: &str) -> Option<Arc<Worker>> {
+        find(&self.workers.read(), id).cloned()
+    }
+
+    /// Whether this very target, not one of the same name, is in the fleet.
+    pub fn has(&self, target: &Arc<TargetState>) -> bool {
+        let worker = self.worker(target.target.worker.as_str());
+        worker.is_some_and(|worker| worker.targets.iter().any(|own| Arc::ptr_eq(own, target)))
+    }
+
+    /// Pods of the pool that are no workers.
+    pub fn excluded(&self) -> Excluded {
+        self.excluded.read().clone()
+    }
+
+    /// Hears of changes of the list from now on.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Whether discovery has told of the workers once.
+    pub fn is_known(&self) -> bool {
+        self.known.load(Ordering::Relaxed)
+    }
+
+    /// Takes over what discovery found, in any order; ids are distinct, apart
+    /// from those of pods that are excluded for their address. A
+    /// worker stays itself as long as its address and its pod's UID do, also
+    /// while it is excluded; an excluded pod does not become a worker.
+    pub fn update(&self, found: &[Member], index: &Arc<Index>) -> Change {
+        let mut workers = self.workers.write();
+        let (mut change, mut excluded) = (Change::default(), Excluded::default());
+        let mut next: Vec<Arc<Worker>> = Vec::with_capacity(found.len());
+        for member in found {
+            // An address can be another pod's by now.
+            let own = member.place.exclusion != Some(Exclusion::SameAddress);
+            let known = find(&workers, member.id.as_str()).filter(|worker| own && worker.pod == member.pod);
+            if let Some(worker) = known {
+                worker.put(member.place);
+                next.push(Arc::clone(worker));
+            } else if let Some(exclusion) = member.place.exclusion {
+                excluded.add(exclusion, member);
+            } else {
+                let worker = Arc::new(Worker::new(member, index));
+                change.joined.push(Arc::clone(&worker));
+                next.push(worker);
+            }
+        }
+        next.sort_by(|a, b| a.id.cmp(&b.id));
+        let stays = |worker: &&Arc<Worker>| {
+            find(&next, worker.id.as_str()).is_some_and(|next| Arc::ptr_eq(next, worker))
+        };
+        change.left = workers.iter().filter(|worker| !stays(worker)).cloned().collect();
+        excluded.listed.sort_by(|a, b| a.id.cmp(&b.id));
+        *self.excluded.write() = excluded;
+        self.known.store(true, Ordering::Relaxed);
+        if !change.joined.is_empty() || !change.left.is_empty() {
+            *workers = next.into();
+            drop(workers);
+            self.changes.send_modify(|count| *count += 1);
+        }
+        change
     }
 
     /// Names that requests may use, sorted: the pool's and what workers serve.
     pub fn models(&self, base: &str) -> Vec<ServedModel> {
         let mut models = vec![ServedModel { name: base.to_owned(), adapter: false }];
-        for worker in &self.workers {
+        for worker in self.workers().iter() {
             models.extend(worker.status().models);
         }
         models.sort();
@@ -170,144 +222,60 @@ impl Fleet {
     /// How many workers do not say what they serve: any of them may serve more
     /// than [`Fleet::models`] knows.
     pub fn silent(&self) -> usize {
-        self.workers.iter().filter(|worker| worker.status().is_silent()).count()
+        self.workers().iter().filter(|worker| worker.status().is_silent()).count()
     }
-}
 
-impl WorkerStatus {
-    /// Whether it is not known what the worker serves now.
-    fn is_silent(&self) -> bool {
-        match self.reason {
-            ReadyReason::NotProbed | ReadyReason::Unreachable => true,
-            // It may have answered before it fell ill.
-            ReadyReason::Unhealthy => self.models.is_empty(),
-            ReadyReason::Ok | ReadyReason::NoModel | ReadyReason::OtherModel => false,
-        }
-    }
-}
-
-impl Worker {
-    fn new(id: WorkerId, worker: &StaticWorker, config: &RouterConfig, index: &Index) -> Self {
-        let configured_engine = worker.engine.unwrap_or(config.engine);
-        let targets = (0..worker.dp_size)
-            .map(|rank| Arc::new(TargetState::new(Target::new(id.clone(), rank), index.add_target())))
-            .collect();
-        let events = (config.kv_events.transport == EventTransport::ZMQ)
-            .then(|| EventSockets::of(&id, worker.kv_events.as_ref(), config))
-            .flatten();
-        let status = WorkerStatus {
-            ready: false,
-            reason: ReadyReason::NotProbed,
-            engine: configured_engine,
-            engine_version: None,
-            reported_page: None,
-            models: Vec::new(),
+    /// Lets workers in or keeps them out by their pages, as `policy` has it.
+    pub fn review_pages(&self, block: u32, policy: PageSizePolicy) {
+        let workers = self.workers();
+        let odd = match policy {
+            PageSizePolicy::Report => parity::Verdict::default(),
+            PageSizePolicy::RequireParity => parity::judge(block, &parity::facts(&workers)),
         };
-        Self { id, targets, events, configured_engine, status: RwLock::new(status) }
-    }
-
-    /// What probes found last.
-    pub fn status(&self) -> WorkerStatus {
-        self.status.read().clone()
-    }
-
-    /// Whether it may be picked.
-    pub fn is_ready(&self) -> bool {
-        self.status.read().ready
-    }
-
-    /// Whether it can answer a request for `adapter`: it serves a model of that
-    /// name. Every ready worker serves the base model, which is `None`.
-    pub fn serves(&self, adapter: Option<&str>) -> bool {
-        let Some(adapter) = adapter else { return true };
-        self.status.read().models.iter().any(|model| model.name == adapter)
-    }
-
-    /// Whether ranks are told apart by a header.
-    pub fn has_ranks(&self) -> bool {
-        self.targets.len() > 1
-    }
-}
-
-impl EventSockets {
-    fn of(id: &WorkerId, own: Option<&EventEndpoints>, config: &RouterConfig) -> Option<Self> {
-        if let Some(own) = own {
-            let replay = own.replay_endpoint.as_ref().and_then(|endpoint| endpoint.parse().ok());
-            return Some(Self { publisher: own.endpoint.parse().ok()?, replay });
+        for worker in workers.iter() {
+            worker.set_odd_page(odd.is_kept_out(&worker.id));
         }
-        let (host, _) = id.as_str().rsplit_once(':')?;
-        let at = |port: u16| format!("tcp://{host}:{port}").parse().ok();
-        Some(Self { publisher: at(config.kv_events.port)?, replay: at(config.kv_events.replay_port) })
+    }
+
+    /// Notes what is wrong with reading `what`, or that nothing is; whether
+    /// anything was before.
+    pub fn set_trouble(&self, what: &'static str, trouble: Option<Problem>) -> bool {
+        let mut troubles = self.troubles.lock();
+        let before = match trouble {
+            Some(problem) => troubles.insert(what, problem),
+            None => troubles.remove(what),
+        };
+        before.is_some()
+    }
+
+    /// What is wrong with discovery; one problem of a kind.
+    pub fn troubles(&self) -> Vec<Problem> {
+        let mut problems: Vec<Problem> = self.troubles.lock().values().cloned().collect();
+        problems.dedup_by(|a, b| a.reason == b.reason && a.reason == kubernetes::UNREACHABLE);
+        problems
     }
 }
 
-impl TargetState {
-    fn new(target: Target, slot: Slot) -> Self {
-        Self { target, slot, account: Arc::default(), trust: Mutex::default(), facts: Mutex::default() }
+impl Excluded {
+    fn add(&mut self, exclusion: Exclusion, member: &Member) {
+        match exclusion {
+            Exclusion::PodNotReady => self.waiting += 1,
+            Exclusion::NoRole | Exclusion::TwoRoles | Exclusion::TwoPools | Exclusion::SameAddress => {
+                self.count += 1;
+                if self.listed.len() < MAX_EXCLUDED {
+                    self.listed.push(member.clone());
+                }
+            }
+        }
     }
+}
 
-    /// What events said about the cache besides its content.
-    pub fn facts(&self) -> EventFacts {
-        *self.facts.lock()
-    }
-
-    /// Notes what a message said besides its deltas. `page` 0 says nothing.
-    pub fn note(&self, status: Status, page: u32) {
-        let mut facts = self.facts.lock();
-        facts.page = (page != 0).then_some(page).or(facts.page);
-        facts.hybrid = status.hybrid;
-        facts.paired = status.paired;
-    }
+/// The worker named `id` in a sorted list.
+pub fn find<'a>(workers: &'a [Arc<Worker>], id: &str) -> Option<&'a Arc<Worker>> {
+    let at = workers.binary_search_by(|worker| worker.id.as_str().cmp(id)).ok()?;
+    workers.get(at)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn status(reason: ReadyReason, models: &[&str]) -> WorkerStatus {
-        let model = |name: &&str| ServedModel { name: (*name).to_owned(), adapter: *name != "base" };
-        WorkerStatus {
-            ready: reason == ReadyReason::Ok,
-            reason,
-            engine: Engine::Auto,
-            engine_version: None,
-            reported_page: None,
-            models: models.iter().map(model).collect(),
-        }
-    }
-
-    fn worker(status: WorkerStatus) -> Worker {
-        Worker {
-            id: WorkerId::new("w:1"),
-            targets: Vec::new(),
-            events: None,
-            configured_engine: Engine::Auto,
-            status: RwLock::new(status),
-        }
-    }
-
-    #[test]
-    fn a_worker_serves_its_base_model_and_the_adapters_that_it_named() {
-        let worker = worker(status(ReadyReason::Ok, &["base", "lora"]));
-        for (adapter, serves) in [(None, true), (Some("lora"), true), (Some("other"), false)] {
-            assert_eq!(worker.serves(adapter), serves, "{adapter:?}");
-        }
-    }
-
-    #[test]
-    fn workers_that_do_not_say_what_they_serve_are_silent() {
-        let cases: [(ReadyReason, &[&str], bool); 7] = [
-            (ReadyReason::NotProbed, &[], true),
-            (ReadyReason::Unreachable, &["base"], true),
-            (ReadyReason::Unhealthy, &[], true),
-            (ReadyReason::Unhealthy, &["base"], false),
-            (ReadyReason::NoModel, &[], false),
-            (ReadyReason::OtherModel, &["x"], false),
-            (ReadyReason::Ok, &["base"], false),
-        ];
-        for (reason, models, silent) in cases {
-            let fleet = Fleet { workers: vec![Arc::new(worker(status(reason, models)))] };
-            assert_eq!(fleet.silent() == 1, silent, "{reason:?} {models:?}");
-        }
-    }
-}
+#[path = "tests.rs"]
+pub(crate) mod tests;

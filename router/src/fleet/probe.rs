@@ -6,6 +6,7 @@
 //! Page sizes from live endpoints are a second opinion: events are the truth.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -31,19 +32,25 @@ const MAX_VERSION: usize = 128;
 /// Largest answer that is read: `/metrics` of a large engine is below 1 MiB.
 const MAX_ANSWER: usize = 4 << 20;
 
-/// Probes `worker` for ever.
+/// Probes `worker` for ever; dropped when it leaves.
 pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
     let mut failures = 0;
     let mut round = 0u64;
     loop {
         let found = ask(&pool, &upstream, &worker).await;
         failures = if found.reason == ReadyReason::Ok { 0 } else { failures + 1 };
-        let was_ready = worker.is_ready();
-        if found.ready || failures >= FAILURES || !was_ready {
-            publish(&worker, found);
+        worker.missed_probes.store(failures, Ordering::Relaxed);
+        let was_ready = worker.status().ready;
+        // Before it can be picked: its page may keep it out.
+        if found.ready && (!was_ready || round.is_multiple_of(READ_ENGINE_EVERY)) {
+            read_engine(&pool, &upstream, &worker, found.engine).await;
         }
-        if worker.is_ready() && (!was_ready || round.is_multiple_of(READ_ENGINE_EVERY)) {
-            read_engine(&pool, &upstream, &worker).await;
+        if found.ready || failures >= FAILURES || !was_ready {
+            let turned = found.ready != was_ready;
+            publish(&worker, found);
+            if turned {
+                pool.review_pages();
+            }
         }
         round += 1;
         tokio::time::sleep(INTERVAL).await;
@@ -122,8 +129,8 @@ fn served_model(entry: &Value) -> Option<ServedModel> {
 }
 
 /// Reads page size and version, which change with a restart only.
-async fn read_engine(pool: &Pool, upstream: &Upstream, worker: &Worker) {
-    let (page, version) = match worker.status().engine {
+async fn read_engine(pool: &Pool, upstream: &Upstream, worker: &Worker, engine: Engine) {
+    let (page, version) = match engine {
         Engine::SGLang => {
             let info = get(upstream, worker, "/server_info").await;
             (sglang_page(info.clone()), version_in(info))

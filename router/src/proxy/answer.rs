@@ -76,7 +76,7 @@ impl Watch {
     }
 
     fn note_failure(&mut self, reason: &'static str) {
-        self.result.failure = Some(reason);
+        self.result.failure = Some(reason.into());
         self.pool.metrics.failures.with_label_values(&[reason]).inc();
     }
 
@@ -96,6 +96,9 @@ impl Watch {
         if !self.over {
             self.over = true;
             self.take_usage(reader);
+            if (200..300).contains(&self.result.status) {
+                self.routed.prompt_finished();
+            }
         }
     }
 
@@ -118,7 +121,7 @@ impl Drop for Watch {
             self.note_failure("client_gone");
         }
         self.routed.lease.end(self.pool.clock.now());
-        self.pool.receipts.lock().join(self.routed.receipt, self.result.clone());
+        self.pool.receipts.join(self.routed.receipt, std::mem::take(&mut self.result));
     }
 }
 

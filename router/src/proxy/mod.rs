@@ -35,7 +35,7 @@ use kvrouter_core::policy::sessions::SessionKey;
 use kvrouter_core::receipts::ResultRecord;
 use serde_json::{Value, json};
 
-use crate::fleet::{ServedModel, Worker};
+use crate::fleet::ServedModel;
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::route::{self, Ask, Routed, Unrouted};
@@ -98,8 +98,7 @@ async fn readyz(State(app): State<App>) -> Response {
     if app.pool.is_ready() {
         return "ok".into_response();
     }
-    let reason = if app.is_draining() { "draining" } else { "waiting for the first views" };
-    (http::StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
+    (http::StatusCode::SERVICE_UNAVAILABLE, app.pool.ready_reason()).into_response()
 }
 
 /// What probes found, not what workers say now: one odd worker cannot break it.
@@ -224,8 +223,8 @@ fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response
         true => (429, "overloaded", ClientError::Overloaded),
         false => (503, "no_target", ClientError::NoWorker),
     };
-    let result = ResultRecord { status, failure: Some(reason), ..ResultRecord::default() };
-    app.pool.receipts.lock().join(unrouted.receipt, result);
+    let result = ResultRecord { status, failure: Some(reason.into()), ..ResultRecord::default() };
+    app.pool.receipts.join(unrouted.receipt, result);
     app.pool.metrics.failures.with_label_values(&[reason]).inc();
     last.unwrap_or(error).into_response()
 }
@@ -351,8 +350,7 @@ impl App {
 
     /// Whether a ready worker outside `excluded` serves what `ask` needs.
     fn can_serve(&self, ask: &Ask, excluded: &[WorkerId]) -> bool {
-        let serves = |worker: &Worker| worker.is_ready() && worker.serves(ask.adapter.as_deref());
-        self.pool.fleet.workers().iter().any(|worker| serves(worker) && !excluded.contains(&worker.id))
+        self.pool.fleet.workers().iter().any(|worker| ask.is_for(worker) && !excluded.contains(&worker.id))
     }
 }
 

@@ -7,15 +7,23 @@
 //! 1.5 are reported and not gated: a shared machine moves that much by itself.
 
 mod allocator;
+#[cfg(feature = "decision")]
+mod decision;
+#[cfg(not(feature = "decision"))]
 mod events;
+#[cfg(not(feature = "decision"))]
 mod exact;
+#[cfg(not(feature = "decision"))]
 mod lookup;
+#[cfg(not(feature = "decision"))]
 mod memory;
 mod ours;
 #[path = "../../../router/core/benches/shapes/mod.rs"]
 mod shapes;
 mod table;
 mod theirs;
+#[cfg(not(feature = "decision"))]
+mod wire;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -33,15 +41,29 @@ static ALLOCATOR: allocator::Counting = allocator::Counting;
 fn main() -> anyhow::Result<ExitCode> {
     let (pairs, out) = arguments()?;
     let mut table = Table::default();
-    memory::measure(&mut table)?;
-    events::measure(&mut table, pairs)?;
-    lookup::measure(&mut table, pairs)?;
+    let name = measure(&mut table, pairs)?;
     print!("{}", table.text());
     std::fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;
-    let file = out.join("index.json");
+    let file = out.join(name);
     std::fs::write(&file, table.json(pairs))
         .with_context(|| format!("failed to write {}", file.display()))?;
     Ok(if table.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Measures the index; returns the name of the file of results.
+#[cfg(not(feature = "decision"))]
+fn measure(table: &mut Table, pairs: usize) -> anyhow::Result<&'static str> {
+    memory::measure(table)?;
+    events::measure(table, pairs)?;
+    lookup::measure(table, pairs)?;
+    Ok("index.json")
+}
+
+/// Measures the whole decision; returns the name of the file of results.
+#[cfg(feature = "decision")]
+fn measure(table: &mut Table, pairs: usize) -> anyhow::Result<&'static str> {
+    decision::measure(table, pairs)?;
+    Ok("decision.json")
 }
 
 /// `[--pairs N] [--out FOLDER]`.

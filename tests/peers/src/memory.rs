@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::allocator::live_bytes;
 use crate::ours;
-use crate::shapes::{Contents, EVENT, Held, WORKERS};
+use crate::shapes::{BRANCH, Contents, EVENT, FORK, Held, WORKERS};
 use crate::table::Table;
 use crate::theirs::{self, Peer};
 
@@ -49,21 +49,34 @@ fn at_rest(table: &mut Table, background: &[Held], shared: &[Vec<Held>]) -> anyh
     Ok(())
 }
 
-/// Every worker keeps a shared prompt and replaces its own 100 blocks behind
-/// it, over and over.
+/// What comes and goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// A chain of 100 blocks of a worker's own.
+    Chains,
+    /// A comb of 100 blocks of a worker's own, its teeth included.
+    Combs,
+}
+
+/// Every worker keeps a shared prompt and replaces its own blocks behind it,
+/// over and over.
 struct Churn {
+    form: Form,
     contents: Contents,
     prompts: Vec<Vec<u64>>,
 }
 
 impl Churn {
-    fn new() -> Self {
+    fn new(form: Form) -> Self {
         let mut contents = Contents::default();
         let prompts = (0..8).map(|_| contents.fresh(100)).collect();
-        Self { contents, prompts }
+        Self { form, contents, prompts }
     }
 
     fn generation(&mut self) -> Vec<Held> {
+        if self.form == Form::Combs {
+            return (0..WORKERS).flat_map(|worker| self.one_comb(worker)).collect();
+        }
         let one = |worker: u32| {
             let mut blocks = self.prompts[worker as usize % 8].clone();
             blocks.extend(self.contents.fresh(100));
@@ -72,43 +85,57 @@ impl Churn {
         (0..WORKERS).map(one).collect()
     }
 
-    /// The first generation, prompts included.
-    fn start(&mut self) -> Vec<Held> {
-        let mut first = self.generation();
-        first.iter_mut().for_each(|held| held.known = 0);
-        first
+    /// A prompt's own continuation of four stretches, each behind a tooth.
+    fn one_comb(&mut self, worker: u32) -> Vec<Held> {
+        let mut trunk = self.prompts[worker as usize % 8].clone();
+        trunk.extend(self.contents.fresh(4 * FORK));
+        let mut teeth = self.contents.comb(worker, &trunk);
+        // The prompt is held already: what begins inside it begins behind it.
+        teeth.retain(|tooth| tooth.blocks.len() > 100 + BRANCH);
+        teeth.iter_mut().for_each(|tooth| tooth.known = tooth.known.max(100));
+        teeth
+    }
+
+    /// The shared prompts, as every worker announces them first.
+    fn prompts(&self) -> Vec<Held> {
+        let one = |worker: u32| Held { worker, blocks: self.prompts[worker as usize % 8].clone(), known: 0 };
+        (0..WORKERS).map(one).collect()
     }
 }
 
 fn churn(table: &mut Table) -> anyhow::Result<()> {
+    churn_of(table, Form::Chains, "churn")?;
+    churn_of(table, Form::Combs, "churn of combs")
+}
+
+fn churn_of(table: &mut Table, form: Form, name: &str) -> anyhow::Result<()> {
     // The same work takes the same time but for what else the machine does, so
     // the shortest of several passes is what an event costs.
     let mut costs: Vec<Duration> = Vec::new();
     let mut ratio = 0.0;
     for _ in 0..PASSES {
-        let (pass, bytes) = churn_ours();
+        let (pass, bytes) = churn_ours(form);
         costs =
             if costs.is_empty() { pass } else { costs.iter().zip(pass).map(|(a, b)| *a.min(&b)).collect() };
         ratio = bytes;
     }
     let worst = costs.into_iter().max().unwrap_or_default();
-    let theirs = churn_theirs()?;
+    let theirs = churn_theirs(form)?;
     eprintln!("theirs: {theirs:.1} times what it held at first, before its sweep every 5 minutes");
-    table.limit("churn: peak over steady", "bytes over bytes", ratio, Some(theirs), 1.2);
-    table.limit("churn: longest apply", "ms", worst.as_secs_f64() * 1000.0, None, 5.0);
+    table.limit(&format!("{name}: peak over steady"), "bytes over bytes", ratio, Some(theirs), 1.2);
+    table.limit(&format!("{name}: longest apply"), "ms", worst.as_secs_f64() * 1000.0, None, 5.0);
     Ok(())
 }
 
 /// The time of every single apply, and the peak of live bytes over their
 /// highest in the first generations.
-fn churn_ours() -> (Vec<Duration>, f64) {
-    let mut churn = Churn::new();
-    let mut past = churn.start();
+fn churn_ours(form: Form) -> (Vec<Duration>, f64) {
+    let mut churn = Churn::new(form);
+    let (prompts, mut past) = (churn.prompts(), churn.generation());
     let before = live_bytes();
     let index = ours::empty();
-    past.iter().for_each(|held| ours::apply(&index, ours::stores(held, EVENT)));
+    prompts.iter().chain(&past).for_each(|held| ours::apply(&index, ours::stores(held, EVENT)));
     let mut bytes = live_bytes() as isize - before as isize;
-    past.iter_mut().for_each(|held| held.known = 100);
     let (mut steady, mut peak, mut costs) = (0, 0, Vec::new());
     for number in 0..GENERATIONS {
         let next = churn.generation();
@@ -130,13 +157,12 @@ fn churn_ours() -> (Vec<Duration>, f64) {
 }
 
 /// Live bytes after the churn over those before.
-fn churn_theirs() -> anyhow::Result<f64> {
-    let mut churn = Churn::new();
-    let mut past = churn.start();
+fn churn_theirs(form: Form) -> anyhow::Result<f64> {
+    let mut churn = Churn::new(form);
+    let (prompts, mut past) = (churn.prompts(), churn.generation());
     let before = live_bytes();
     let peer = Peer::new()?;
-    past.iter().try_for_each(|held| peer.apply(theirs::stores(held, EVENT)))?;
-    past.iter_mut().for_each(|held| held.known = 100);
+    prompts.iter().chain(&past).try_for_each(|held| peer.apply(theirs::stores(held, EVENT)))?;
     let first = live_bytes() as isize - before as isize;
     let mut bytes = first;
     for _ in 0..GENERATIONS {

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::harness::{Router, Setup, chat_directly, engine, entry, fault, id, long, until};
 
-/// Case C01.
+/// Cases C01, K20: the loss is seen by its number, and repaired.
 #[tokio::test]
 async fn a_lost_message_is_replayed() {
     for wire in [Wire::Vllm022, Wire::Vllm033, Wire::Sglang0518, Wire::Sglang0523] {

@@ -1,5 +1,6 @@
 //! What the tests share: engines, a router as a child process, and how to ask both.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -82,6 +83,12 @@ pub(crate) struct Setup {
     pub(crate) events: String,
     /// More lines of the file.
     pub(crate) more: String,
+    /// The value of `discovery`, where it is not the list of workers.
+    pub(crate) discovery: Option<String>,
+    /// Content of the file that `KUBECONFIG` names.
+    pub(crate) kubeconfig: Option<String>,
+    /// More flags.
+    pub(crate) flags: Vec<String>,
 }
 
 impl Setup {
@@ -91,7 +98,15 @@ impl Setup {
     }
 
     pub(crate) fn of(workers: Vec<String>) -> Self {
-        Self { workers, policy: "CachePlusLoad", events: "{transport: ZMQ}".to_owned(), more: String::new() }
+        Self {
+            workers,
+            policy: "CachePlusLoad",
+            events: "{transport: ZMQ}".to_owned(),
+            more: String::new(),
+            discovery: None,
+            kubeconfig: None,
+            flags: Vec::new(),
+        }
     }
 
     /// No events: workers in turn.
@@ -116,6 +131,8 @@ impl Setup {
     fn file(&self) -> String {
         let workers: String = self.workers.iter().map(|worker| format!("\n    - {worker}")).collect();
         let workers = if workers.is_empty() { " []" } else { &workers };
+        let listed = format!("\n  backend: Static\n  workers:{workers}");
+        let discovery = self.discovery.as_ref().unwrap_or(&listed);
         format!(
             "schemaVersion: 1
 pool: {{name: demo}}
@@ -123,9 +140,7 @@ model: {{name: {MODEL}, tokenizer: {{path: {TOKENIZER:?}}}}}
 blockSize: 16
 policy: {}
 listen: {{http: \"127.0.0.1:0\", metrics: \"127.0.0.1:0\", admin: \"127.0.0.1:0\"}}
-discovery:
-  backend: Static
-  workers:{workers}
+discovery: {discovery}
 kvEvents: {}
 {}",
             self.policy, self.events, self.more
@@ -138,7 +153,7 @@ pub(crate) struct Router {
     pub(crate) at: RouterAddresses,
     pub(crate) client: Client,
     pub(crate) process: Process,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Router {
@@ -152,9 +167,21 @@ impl Router {
 
     /// Starts a router and waits until it listens.
     pub(crate) async fn start_cold(setup: Setup) -> Self {
-        let (folder, mut process) = spawn(&setup.file());
+        let (folder, mut process) = spawn_with(&setup.file(), |command, folder| {
+            command.args(&setup.flags);
+            if let Some(text) = &setup.kubeconfig {
+                let path = folder.join("kubeconfig");
+                std::fs::write(&path, text).unwrap();
+                command.env("KUBECONFIG", path);
+            }
+        });
         let at = process.router_addresses().await.unwrap();
-        Self { at, client: Client::new(), process, _folder: folder }
+        Self { at, client: Client::new(), process, folder }
+    }
+
+    /// The file that it was started with.
+    pub(crate) fn file(&self) -> std::path::PathBuf {
+        self.folder.path().join("router.yaml")
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -288,11 +315,16 @@ impl Chat {
 
 /// `kv-router serve` with this file, and the folder that holds it.
 pub(crate) fn spawn(file: &str) -> (TempDir, Process) {
+    spawn_with(file, |_, _| {})
+}
+
+fn spawn_with(file: &str, change: impl FnOnce(&mut Command, &Path)) -> (TempDir, Process) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("router.yaml");
     std::fs::write(&path, file).unwrap();
     let mut command = Command::new(sibling("kv-router").unwrap());
     command.args(["serve", "--config"]).arg(&path);
+    change(&mut command, folder.path());
     let process = Process::start("kv-router", &mut command, &folder.path().join("router.log")).unwrap();
     (folder, process)
 }

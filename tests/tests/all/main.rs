@@ -4,9 +4,12 @@
 //! own router on free ports, waits by asking until a deadline, and may run beside all others.
 #![allow(clippy::unwrap_used, clippy::panic)] // A test reports by failing.
 
+mod api_server;
 mod events;
+mod explorer;
 mod failures;
 mod harness;
+mod kubernetes;
 mod lifecycle;
 mod nats;
 mod policies;

@@ -11,14 +11,14 @@ use tempfile::TempDir;
 use crate::harness::{MODEL, Router, Setup, bare, chat_directly, engine, fault, id, long, text, until};
 
 /// A running nats-server.
-struct Broker {
+pub(crate) struct Broker {
     address: String,
     process: Process,
     folder: TempDir,
 }
 
 impl Broker {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (address, process) = serve(folder.path(), None).await;
         Self { address, process, folder }
@@ -30,7 +30,7 @@ impl Broker {
         (self.address, self.process) = serve(self.folder.path(), Some(port)).await;
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("nats://{}", self.address)
     }
 }
@@ -53,14 +53,14 @@ fn program() -> PathBuf {
 }
 
 /// A running bridge and the folder that outlives it.
-struct Bridge {
+pub(crate) struct Bridge {
     process: Process,
     arguments: Vec<String>,
     folder: TempDir,
 }
 
 impl Bridge {
-    fn start(engine: &EngineSim, nats_url: &str) -> Self {
+    pub(crate) fn start(engine: &EngineSim, nats_url: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().to_str().unwrap().to_owned();
         let (worker, events) = (id(engine), engine.kv_event_endpoints());

@@ -151,3 +151,81 @@ async fn salts_are_kept_apart_as_the_engine_keeps_them() {
         assert_eq!(cached > 0, hit, "{salt}");
     }
 }
+
+/// Case K21b: what is held for another tenant is attractive, is rejected before scoring, and the receipt says
+/// so; the client does not learn of it.
+#[tokio::test]
+async fn a_longer_prefix_of_another_namespace_is_rejected_and_the_receipt_says_so() {
+    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    let router = Router::start(Setup::zmq(&[&a, &b]).events_only()).await;
+    let salted =
+        |salt: &str| json!({"model": MODEL, "messages": long(1), "max_tokens": 1, "cache_salt": salt});
+    let (_, first) = chat_with(&router, &[], &salted("one")).await;
+    for engine in [&a, &b] {
+        router.agrees_with(engine).await;
+    }
+    let at = |receipt: &Value, holder: &str, field: &str| {
+        let all = receipt["candidates"].as_array().unwrap();
+        all.iter().find(|one| one["target"] == holder).unwrap().pointer(field).unwrap().clone()
+    };
+    let holder = target(&first).to_owned();
+    assert_eq!(at(&first, &holder, "/rejected_other_namespace"), 0, "nobody else was here");
+    let id = crate::harness::unique();
+    let answer =
+        router.send("/v1/chat/completions", &[("x-request-id", &id)], salted("two").to_string()).await;
+    let second = router.receipts(&id).await[0].clone();
+    let rejected = at(&second, &holder, "/rejected_other_namespace").as_u64().unwrap();
+    assert!(rejected > 10, "{second}");
+    assert_eq!(at(&second, &holder, "/claimed/device"), 0, "{second}");
+    assert_eq!((&second["outcome"], &second["predicted_hit_tokens"]), (&json!("cold"), &json!(0)));
+    assert_ne!(first["namespace"], second["namespace"]);
+    assert_eq!(answer.json().unwrap()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    assert!(!answer.text().contains("namespace"), "{}", answer.text());
+    for engine in [&a, &b] {
+        router.agrees_with(engine).await;
+    }
+    let (_, own) = chat_with(&router, &[], &salted("one")).await;
+    assert_eq!((target(&own), &own["outcome"]), (holder.as_str(), &json!("hit")));
+    assert_eq!(at(&own, &holder, "/rejected_other_namespace"), 0, "its own prefix is no shorter: {own}");
+}
+
+/// What the router wrote is a chain that holds, and every decision in it can be made again.
+#[tokio::test]
+async fn receipts_in_files_are_whole_and_repeat() {
+    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    let folder = tempfile::tempdir().unwrap();
+    let files = format!("receiptFiles: {{directory: {:?}}}", folder.path());
+    let more = "shadowPolicies: [KvAware, LeastLoad]\nsessionAffinity: {mode: Both}";
+    let mut last = None;
+    for (life, policy) in ["CachePlusLoad", "RoundRobin", "KvAware"].into_iter().enumerate() {
+        let setup = Setup::zmq(&[&a, &b]).policy(policy).more(&files).more(more);
+        let mut router = Router::start(setup).await;
+        for turn in 0..6 {
+            let session = format!("s-{}", turn % 2);
+            let headers = [("x-session-id", session.as_str())];
+            chat_with(&router, if turn < 4 { &headers } else { &[] }, &body(long(turn % 3))).await;
+        }
+        let (status, _) = chat_with(&router, &[], &json!({"model": "unknown", "messages": long(1)})).await;
+        assert_eq!(status, 404);
+        assert_eq!(router.metric("kvrouter_receipt_lines", "lost").await, 0.0);
+        let url = format!("http://{}/v1/admin/receipts?limit=100&format=jsonl", router.at.admin);
+        last = Some(router.client.get(&url).await.unwrap().text());
+        router.process.terminate().unwrap();
+        let ended = router.process.ended(std::time::Duration::from_secs(30)).await.unwrap();
+        assert!(ended.success(), "life {life}: {}", router.process.output());
+    }
+    let path = folder.path().join("receipts-0000000000000000.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text.lines().count(), 3 * 7, "every arrival, over three lives");
+    let from_memory = folder.path().join("memory.jsonl");
+    std::fs::write(&from_memory, last.unwrap()).unwrap();
+    for (path, arrivals) in [(&path, 21), (&from_memory, 7)] {
+        let program = kvrouter_tests::process::sibling("kv-router").unwrap();
+        let output =
+            std::process::Command::new(program).args(["replay", "--trace"]).arg(path).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let table = String::from_utf8(output.stdout).unwrap();
+        let expected = format!("{arrivals} receipts, 0 lost in gaps; all decisions made again");
+        assert!(table.starts_with(&expected), "{table}");
+    }
+}

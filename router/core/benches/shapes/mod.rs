@@ -10,9 +10,9 @@ pub(crate) const EVENT: usize = 32;
 /// Blocks at a query's end that nobody holds.
 pub(crate) const TAIL: usize = 16;
 /// Every so many blocks a branch parts from a branched family's chain.
-const FORK: usize = 64;
+pub(crate) const FORK: usize = 64;
 /// Blocks in such a branch.
-const BRANCH: usize = 8;
+pub(crate) const BRANCH: usize = 8;
 
 /// Who shares how much of a family's chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,15 +22,18 @@ pub(crate) struct Shape {
     owners: u32,
     staggered: bool,
     branched: bool,
+    /// Every stretch of the trunk came after a branch had grown from its start.
+    comb: bool,
 }
 
 /// All shapes.
-pub(crate) const SHAPES: [Shape; 5] = [
-    Shape { name: "few4", owners: 4, staggered: false, branched: false },
-    Shape { name: "all64", owners: 64, staggered: false, branched: false },
-    Shape { name: "stag64", owners: 64, staggered: true, branched: false },
-    Shape { name: "brnch64", owners: 64, staggered: false, branched: true },
-    Shape { name: "brstg64", owners: 64, staggered: true, branched: true },
+pub(crate) const SHAPES: [Shape; 6] = [
+    Shape { name: "few4", owners: 4, staggered: false, branched: false, comb: false },
+    Shape { name: "all64", owners: 64, staggered: false, branched: false, comb: false },
+    Shape { name: "stag64", owners: 64, staggered: true, branched: false, comb: false },
+    Shape { name: "brnch64", owners: 64, staggered: false, branched: true, comb: false },
+    Shape { name: "brstg64", owners: 64, staggered: true, branched: true, comb: false },
+    Shape { name: "comb64", owners: 64, staggered: false, branched: false, comb: true },
 ];
 
 /// Depths of queries, in blocks.
@@ -88,6 +91,17 @@ impl Contents {
         (0..chains).map(|at| one(at, &self.fresh(1000))).collect()
     }
 
+    /// How `worker` comes to hold `trunk` stretch by stretch, each after a branch
+    /// that grew where it begins: as few neighbours as possible are stored together.
+    pub(crate) fn comb(&mut self, worker: u32, trunk: &[u64]) -> Vec<Held> {
+        let tooth = |end: usize| {
+            let mut blocks = trunk[..end].to_vec();
+            blocks.extend(self.fresh(BRANCH));
+            Held { worker, blocks, known: end.saturating_sub(FORK) }
+        };
+        (FORK..trunk.len()).step_by(FORK).map(tooth).collect()
+    }
+
     /// One family of `shape`, the longest holder first, and the query for it.
     pub(crate) fn family(&mut self, shape: Shape, depth: usize) -> (Vec<Held>, Vec<u64>) {
         let trunk = self.fresh(depth);
@@ -105,6 +119,9 @@ impl Contents {
                 blocks.extend(self.fresh(BRANCH));
                 holders.push(Held { worker, blocks, known: fork });
             }
+        }
+        if shape.comb {
+            holders.splice(..0, self.comb(0, &trunk));
         }
         let mut query = trunk;
         query.extend(self.fresh(TAIL));

@@ -126,7 +126,8 @@ impl Status {
         }
     }
 
-    const fn bits(self) -> u64 {
+    /// The status as a bridge's message carries it; seven bits.
+    pub(crate) const fn bits(self) -> u64 {
         (self.incomplete as u64)
             | (self.unsound as u64) << 1
             | (self.hybrid as u64) << 2
@@ -136,7 +137,8 @@ impl Status {
             | (self.disconnected as u64) << 6
     }
 
-    const fn from_bits(bits: u64) -> Self {
+    /// The status of these bits; others are ignored.
+    pub(crate) const fn from_bits(bits: u64) -> Self {
         Self {
             incomplete: bits & 1 != 0,
             unsound: bits & 2 != 0,

@@ -13,6 +13,8 @@ pub mod wire;
 
 #[cfg(test)]
 mod captures;
+#[cfg(test)]
+mod fuzz_tests;
 
 use crate::blocks::{BlockHash, NamespaceId};
 pub use crate::units::Tier;

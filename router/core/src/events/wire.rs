@@ -82,7 +82,7 @@ pub enum GroupKind {
 /// Pages that the engine now holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// One hash per page. Never empty.
+    /// One hash per page. Empty in an event about nothing, which changes nothing.
     pub hashes: Vec<EngineHash>,
     /// What stands before the first page.
     pub parent: Parent,
@@ -112,7 +112,7 @@ pub struct Stored {
 /// Pages that the engine no longer holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// One hash per page. Never empty.
+    /// One hash per page. Empty in an event about nothing, which changes nothing.
     pub hashes: Vec<EngineHash>,
     /// Where they were.
     pub tier: Tier,

@@ -7,8 +7,9 @@
 //! removals in any order. One thing it takes for granted: a block hash names
 //! all blocks before it, so within a namespace equal hashes have equal pasts.
 //!
-//! Targets are addressed by [`Slot`]s, small numbers that are handed out again
-//! after [`Index::remove_target`] has emptied them.
+//! Targets are addressed by [`Slot`]s, small numbers. One that was retired is
+//! emptied and ignored, and handed out again only once it is freed: whoever
+//! still knows its number must have let go of it by then.
 //!
 //! Shape of the data, from the outside in: `state` owns all of it; `places`
 //! leads from a block hash to a position in a run; `runs` are stretches of
@@ -75,15 +76,43 @@ impl Hit {
     }
 }
 
+/// What every target holds of a chain, to ask by slot.
+#[derive(Clone, Debug, Default)]
+pub struct Holdings {
+    hits: Vec<Hit>,
+    /// By slot: one more than the place in `hits`, zero for none.
+    places: Vec<u32>,
+}
+
+impl Holdings {
+    /// Leading blocks that `slot` holds.
+    pub fn of(&self, slot: Slot) -> TierHits {
+        let place = self.places.get(slot.0 as usize).and_then(|place| place.checked_sub(1));
+        place.map_or_else(TierHits::default, |place| self.hits[place as usize].tiers())
+    }
+}
+
+impl From<Vec<Hit>> for Holdings {
+    /// O(highest slot): for those who ask about most of them.
+    fn from(hits: Vec<Hit>) -> Self {
+        let slots = hits.last().map_or(0, |hit| hit.slot.0 as usize + 1);
+        let mut places = vec![0; slots];
+        for (hit, place) in hits.iter().zip(1..) {
+            places[hit.slot.0 as usize] = place;
+        }
+        Self { hits, places }
+    }
+}
+
 impl Index {
     /// Makes room for a target that holds nothing.
     pub fn add_target(&self) -> Slot {
         self.state.write().views.add()
     }
 
-    /// Forgets a target and frees its slot. From its beginning on, no request
-    /// sees the target. O(its blocks + runs).
-    pub fn remove_target(&self, slot: Slot) {
+    /// Forgets a target. From its beginning on, no request sees the target, and
+    /// what is still applied to it is ignored. O(its blocks + runs).
+    pub fn retire_target(&self, slot: Slot) {
         let turnover = self.state.read().views.turnover(slot);
         let Some(turnover) = turnover else { return };
         let _alone = turnover.lock();
@@ -94,11 +123,32 @@ impl Index {
         });
         if let Some(old) = turned {
             self.drain(old);
-            self.section(|state| state.views.free(slot));
         }
     }
 
-    /// Applies one change to what `slot` holds. A slot that was removed is
+    /// Lets the slot of a retired target be handed out again, at the latest
+    /// when it is empty. A slot that is in use, or free, stays so. O(1).
+    pub fn free_slot(&self, slot: Slot) {
+        let turnover = self.state.read().views.turnover(slot);
+        let Some(turnover) = turnover else { return };
+        // Whoever empties it holds this.
+        let _alone = turnover.lock();
+        self.section(|state| state.views.free(slot));
+    }
+
+    /// Forgets a target and frees its slot: for callers that are the only ones
+    /// to know it. O(its blocks + runs).
+    pub fn remove_target(&self, slot: Slot) {
+        self.retire_target(slot);
+        self.free_slot(slot);
+    }
+
+    /// Slots that are handed out, retired ones that are not free yet included.
+    pub fn slots_in_use(&self) -> usize {
+        self.state.read().views.in_use()
+    }
+
+    /// Applies one change to what `slot` holds. A slot that was retired is
     /// ignored: its events may still be on their way.
     ///
     /// Requests see the blocks of a store or removal appear or vanish in order,

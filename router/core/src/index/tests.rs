@@ -163,8 +163,13 @@ impl World {
                 self.sets.retain(|(owner, _), _| owner != target);
             }
             Action::Reuse(target) => {
-                self.index.remove_target(self.slots[usize::from(*target)]);
-                self.slots[usize::from(*target)] = self.index.add_target();
+                let old = self.slots[usize::from(*target)];
+                self.index.retire_target(old);
+                // The successor comes while the old slot is still known to someone.
+                let new = self.index.add_target();
+                assert_ne!(old, new, "a retired slot is not handed out");
+                self.index.free_slot(old);
+                self.slots[usize::from(*target)] = new;
                 self.sets.retain(|(owner, _), _| owner != target);
             }
             Action::Replace(to, from) => {
@@ -272,6 +277,7 @@ proptest! {
     }
 }
 
+/// Case K23: what counts is the longest prefix without a hole, not any match.
 #[test]
 fn a_hole_ends_the_prefix_and_filling_it_restores_the_rest() {
     let index = Index::default();
@@ -334,6 +340,38 @@ fn a_slot_is_handed_out_again_empty_and_deaf_to_late_events() {
 }
 
 #[test]
+fn a_retired_slot_waits_until_it_is_freed() {
+    let index = Index::default();
+    let slot = index.add_target();
+    index.free_slot(slot);
+    assert_ne!(index.add_target(), slot, "a live slot cannot be freed");
+    index.apply(slot, &stored(SPACE, 0, &[1], Tier::Device));
+    index.retire_target(slot);
+    index.apply(slot, &stored(SPACE, 0, &[1], Tier::Device));
+    assert_eq!((index.unique_blocks(), index.slots_in_use()), (0, 2), "empty, deaf, and not free");
+    assert_ne!(index.add_target(), slot);
+    index.free_slot(slot);
+    index.free_slot(slot);
+    assert_eq!((index.add_target(), index.slots_in_use()), (slot, 3));
+    assert_ne!(index.add_target(), slot, "a slot is freed once");
+}
+
+/// However many targets come and go, no more slots exist than were in use at once.
+#[test]
+fn slots_do_not_grow_with_churn() {
+    let index = Index::default();
+    let mut used = BTreeSet::new();
+    for life in 0..1000u64 {
+        let (slot, other) = (index.add_target(), index.add_target());
+        used.extend([slot, other]);
+        index.apply(slot, &stored(SPACE, life, &[life * 2 + 1, life * 2 + 2], Tier::Device));
+        index.remove_target(slot);
+        index.remove_target(other);
+    }
+    assert_eq!((used.len(), index.slots_in_use(), index.unique_blocks()), (2, 0, 0));
+}
+
+#[test]
 fn eight_thousand_ranks_are_told_apart() {
     let index = Index::default();
     let slots: Vec<Slot> = (0..1024 * 8).map(|_| index.add_target()).collect();
@@ -388,6 +426,7 @@ fn a_block_costs_45_bytes_at_most_and_an_extra_owner_one() {
     assert!(extra <= 7 * index.unique_blocks(), "{extra} bytes for seven more owners");
 }
 
+/// Case G02.
 #[test]
 fn memory_stays_flat_under_churn_and_comes_back() {
     let index = Index::default();
@@ -470,4 +509,79 @@ fn read_along(
         let found = states[at..].iter().position(|state| *state == hits);
         at += found.unwrap_or_else(|| panic!("after step {at}: no later step explains {hits:?}"));
     }
+}
+
+/// Case C13: hits are counted in whole tokens, whatever the text is made of.
+mod any_text {
+    use super::*;
+    use crate::blocks::chain;
+    use crate::units::BlockSize;
+
+    /// A token per character of the text, so that the oracle can read it.
+    fn prompt(text: &str) -> Vec<BlockHash> {
+        let tokens: Vec<u32> = text.chars().map(u32::from).collect();
+        chain(BlockHash(0), BlockSize::new(1).expect("not zero"), &tokens)
+    }
+
+    fn shared(one: &str, other: &str) -> usize {
+        one.chars().zip(other.chars()).take_while(|(one, other)| one == other).count()
+    }
+
+    proptest! {
+        #[test]
+        fn hits_are_the_longest_text_that_a_tenant_stored(
+            stores in prop::collection::vec((0u128..100, "(a|b|\u{e4}|\u{20ac}|\u{1f980}){0,6}"), 0..40),
+            tenant in 0u128..100,
+            asked in "(a|b|\u{e4}|\u{20ac}|\u{1f980}){0,8}",
+        ) {
+            let index = Index::default();
+            let slot = index.add_target();
+            for (tenant, text) in stores.iter().filter(|(_, text)| !text.is_empty()) {
+                let hashes = prompt(text);
+                let (namespace, tier) = (NamespaceId(*tenant), Tier::Device);
+                index.apply(slot, &Delta::Stored { namespace, parent: BlockHash(0), hashes, tier });
+            }
+            // The asker is one of those who stored, as often as not.
+            let tenant = stores.first().map_or(tenant, |(first, _)| if tenant < 50 { *first } else { tenant });
+            let expected = stores.iter().filter(|(of, _)| *of == tenant).map(|(_, text)| shared(text, &asked)).max();
+            let found = index.hits(NamespaceId(tenant), &prompt(&asked));
+            let found = found.first().map_or(0, |hit| hit.tiers().total());
+            prop_assert_eq!(found, expected.unwrap_or(0) as u64);
+        }
+    }
+}
+
+/// Cases C12, G31: 64 threads store, branch, repeat, clear and ask at once; each
+/// target ends up with what its own thread did last, and never gains what
+/// another one stored or what a clear has taken.
+#[test]
+fn many_threads_at_once_leave_every_target_with_its_own() {
+    const THREADS: u64 = 64;
+    let index = Index::default();
+    let slots: Vec<Slot> = (0..THREADS).map(|_| index.add_target()).collect();
+    let trunk = long_chain(0, 40);
+    let whole = blocks(&trunk);
+    std::thread::scope(|scope| {
+        for (thread, slot) in (0..THREADS).zip(&slots) {
+            let (index, trunk, whole) = (&index, &trunk, &whole);
+            scope.spawn(move || {
+                for round in 0..60u64 {
+                    let depth = 1 + ((thread * 7 + round * 13) % 40) as usize;
+                    index.apply(*slot, &stored(SPACE, 0, &trunk[..depth], Tier::Device));
+                    let branch = long_chain(1 + thread * 100 + round, 9);
+                    index.apply(*slot, &stored(SPACE, trunk[depth - 1], &branch, Tier::Device));
+                    index.apply(*slot, &stored(SPACE, 0, &trunk[..depth / 2 + 1], Tier::Device));
+                    let own = hits(index, SPACE, whole).into_iter().find(|(holder, _)| holder == slot);
+                    assert_eq!(own, Some((*slot, device(depth as u64))), "thread {thread}, round {round}");
+                    index.apply(*slot, &Delta::Cleared);
+                    let own = hits(index, SPACE, whole).into_iter().find(|(holder, _)| holder == slot);
+                    assert_eq!(own, None, "a clear of thread {thread} was undone in round {round}");
+                }
+                index.apply(*slot, &stored(SPACE, 0, &trunk[..1 + thread as usize % 40], Tier::Device));
+            });
+        }
+    });
+    index.state.read().check();
+    let expected: Vec<_> = slots.iter().zip(0..).map(|(slot, at)| (*slot, device(1 + at % 40))).collect();
+    assert_eq!(hits(&index, SPACE, &whole), expected);
 }

@@ -17,9 +17,21 @@ pub(super) struct Views {
     free: Vec<Slot>,
 }
 
+/// What a slot is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// To be handed out.
+    #[default]
+    Free,
+    /// A target's.
+    Live,
+    /// Nobody's any more, and not yet to be handed out.
+    Retired,
+}
+
 #[derive(Debug, Default)]
 struct View {
-    live: bool,
+    stage: Stage,
     /// Distinct blocks per side.
     blocks: [usize; 2],
     /// Held by whoever uses the unseen side.
@@ -34,13 +46,13 @@ impl Views {
             self.seen.push(0);
             Slot(self.views.len() as u32 - 1)
         });
-        self.views[slot.0 as usize].live = true;
+        self.views[slot.0 as usize].stage = Stage::Live;
         slot
     }
 
-    /// The side that requests see; `None` for a slot that is not handed out.
+    /// The side that requests see; `None` for a slot that no target has.
     pub(super) fn seen(&self, slot: Slot) -> Option<Side> {
-        let live = self.views.get(slot.0 as usize)?.live;
+        let live = self.views.get(slot.0 as usize)?.stage == Stage::Live;
         live.then(|| Side::new(slot, self.seen[slot.0 as usize].into()))
     }
 
@@ -55,23 +67,33 @@ impl Views {
     }
 
     /// Shows the side that was not seen and returns the one that was; `None`
-    /// for a slot that is not handed out.
+    /// for a slot that no target has.
     pub(super) fn turn(&mut self, slot: Slot) -> Option<Side> {
         let seen = self.seen(slot)?;
         self.seen[slot.0 as usize] ^= 1;
         Some(seen)
     }
 
-    /// Ignores the slot from now on. Whoever empties it frees it.
+    /// Ignores the live slot from now on.
     pub(super) fn retire(&mut self, slot: Slot) {
         if let Some(view) = self.views.get_mut(slot.0 as usize) {
-            view.live = false;
+            view.stage = Stage::Retired;
         }
     }
 
-    /// Hands the slot, empty by now, out again.
+    /// Lets the slot, if it is retired and empty by now, be handed out again.
     pub(super) fn free(&mut self, slot: Slot) {
-        self.free.push(slot);
+        if let Some(view) = self.views.get_mut(slot.0 as usize)
+            && view.stage == Stage::Retired
+        {
+            view.stage = Stage::Free;
+            self.free.push(slot);
+        }
+    }
+
+    /// Slots that are not free.
+    pub(super) const fn in_use(&self) -> usize {
+        self.views.len() - self.free.len()
     }
 
     pub(super) fn block_count(&self, side: Side) -> usize {

@@ -13,7 +13,11 @@ pub fn terms(settings: &Settings, request: &PickRequest<'_>, candidates: &[Candi
     let weight = settings.overlap.of(request.role);
     let block = f64::from(request.size.tokens());
     let weights = settings.load;
-    let mean = candidates.iter().map(work).sum::<f64>() / candidates.len().max(1) as f64;
+    let mean = match weights.imbalance {
+        // Nobody asks.
+        0.0 => 0.0,
+        _ => candidates.iter().map(work).sum::<f64>() / candidates.len().max(1) as f64,
+    };
     candidates
         .iter()
         .map(|candidate| {

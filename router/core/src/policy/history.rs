@@ -168,6 +168,7 @@ mod tests {
         }
     }
 
+    /// Case G32.
     #[test]
     fn a_full_record_forgets_the_oldest_and_counts_it() {
         let mut history = History::default();

@@ -42,6 +42,7 @@ impl ImageMemory {
 mod tests {
     use super::*;
 
+    /// Case G32.
     #[test]
     fn the_longest_unseen_picture_is_forgotten_first() {
         let mut memory = ImageMemory::default();

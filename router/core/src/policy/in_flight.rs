@@ -7,9 +7,9 @@
 
 use std::collections::BTreeSet;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::prefixes::{End, Kind, Prefixes};
+use super::prefixes::{End, Holder, Kind, Prefixes};
 use crate::units::{Millis, Tick};
 
 /// How long after a prefill its events may take. Engines publish with the step
@@ -20,32 +20,44 @@ const GRACE: Millis = Millis::from_secs(2);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// Which booked prompts of one target still predict hits. The blocks are in the
-/// account's [`Prefixes`], counted as [`Kind::Predicted`].
+/// Which booked prompts still predict hits. The blocks are in the [`Prefixes`],
+/// counted as [`Kind::Predicted`].
 #[derive(Debug, Default)]
 pub struct InFlight {
-    bookings: FxHashMap<Ticket, End>,
+    bookings: FxHashMap<Ticket, Booking>,
+    /// The same by holder.
+    held: FxHashMap<Holder, FxHashSet<Ticket>>,
     /// Prefills that are done, in the order in which their time runs out.
     done: BTreeSet<(Tick, Ticket)>,
-    until: FxHashMap<Ticket, Tick>,
     issued: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Booking {
+    holder: Holder,
+    end: End,
+    /// Since the prefill is done: how long its blocks count.
+    until: Option<Tick>,
 }
 
 impl InFlight {
     /// Predicts the blocks of a booked prompt.
-    pub fn book(&mut self, end: End) -> Ticket {
+    pub fn book(&mut self, holder: Holder, end: End) -> Ticket {
         self.issued += 1;
         let ticket = Ticket(self.issued);
-        self.bookings.insert(ticket, end);
+        self.bookings.insert(ticket, Booking { holder, end, until: None });
+        self.held.entry(holder).or_default().insert(ticket);
         ticket
     }
 
     /// The prefill is done: its blocks count a little longer, until events have
     /// had their time. Only the first call counts.
     pub fn prefilled(&mut self, now: Tick, ticket: Ticket) {
-        if self.bookings.contains_key(&ticket) && !self.until.contains_key(&ticket) {
+        if let Some(booking) = self.bookings.get_mut(&ticket)
+            && booking.until.is_none()
+        {
             let until = now.plus(GRACE);
-            self.until.insert(ticket, until);
+            booking.until = Some(until);
             self.done.insert((until, ticket));
         }
     }
@@ -53,34 +65,41 @@ impl InFlight {
     /// The booking is over. One whose prefill was done counts until its time;
     /// one that never got there will not be cached.
     pub fn release(&mut self, ticket: Ticket, prefixes: &mut Prefixes) {
-        if !self.until.contains_key(&ticket) {
+        if self.bookings.get(&ticket).is_some_and(|booking| booking.until.is_none()) {
             self.cancel(ticket, prefixes);
         }
     }
 
     /// The booking failed.
     pub fn cancel(&mut self, ticket: Ticket, prefixes: &mut Prefixes) {
-        if let Some(until) = self.until.remove(&ticket) {
+        let Some(booking) = self.bookings.remove(&ticket) else { return };
+        if let Some(until) = booking.until {
             self.done.remove(&(until, ticket));
         }
-        if let Some(end) = self.bookings.remove(&ticket) {
-            prefixes.remove(end, Kind::Predicted);
+        if let Some(held) = self.held.get_mut(&booking.holder) {
+            held.remove(&ticket);
+            if held.is_empty() {
+                self.held.remove(&booking.holder);
+            }
         }
+        prefixes.remove(booking.end, booking.holder, Kind::Predicted);
     }
 
-    /// Events have spoken: prefills that are done count by what events say.
-    pub fn confirmed(&mut self, prefixes: &mut Prefixes) {
-        for (_, ticket) in std::mem::take(&mut self.done) {
+    /// Events of `holder` have spoken: its prefills that are done count by what
+    /// events say.
+    pub fn confirmed(&mut self, holder: Holder, prefixes: &mut Prefixes) {
+        let is_done =
+            |ticket: &&Ticket| self.bookings.get(*ticket).is_some_and(|found| found.until.is_some());
+        let done: Vec<Ticket> =
+            self.held.get(&holder).into_iter().flatten().filter(is_done).copied().collect();
+        done.into_iter().for_each(|ticket| self.cancel(ticket, prefixes));
+    }
+
+    /// The engine lives anew, or is gone: nothing that was sent to it will be
+    /// cached.
+    pub fn forget(&mut self, holder: Holder, prefixes: &mut Prefixes) {
+        for ticket in self.held.remove(&holder).into_iter().flatten() {
             self.cancel(ticket, prefixes);
-        }
-    }
-
-    /// The engine lives anew: nothing that was sent to it will be cached.
-    pub fn forget(&mut self, prefixes: &mut Prefixes) {
-        self.done.clear();
-        self.until.clear();
-        for (_, end) in self.bookings.drain() {
-            prefixes.remove(end, Kind::Predicted);
         }
     }
 
@@ -97,11 +116,14 @@ impl InFlight {
 
 #[cfg(test)]
 mod tests {
+    use super::super::prefixes::Depth;
     use super::*;
     use crate::blocks::{BlockHash, NamespaceId};
     use std::sync::Arc;
 
     const SPACE: NamespaceId = NamespaceId(1);
+    const ONE: Holder = Holder(0);
+    const OTHER: Holder = Holder(1);
 
     fn blocks(range: std::ops::Range<u64>) -> Arc<[BlockHash]> {
         range.map(BlockHash).collect()
@@ -110,32 +132,41 @@ mod tests {
     #[test]
     fn blocks_are_predicted_until_they_fail_or_their_time_is_over() {
         let (mut set, mut prefixes) = (InFlight::default(), Prefixes::default());
-        let predicted = |prefixes: &Prefixes| prefixes.shared(SPACE, &blocks(0..9), Kind::Predicted);
-        let one = set.book(prefixes.insert(SPACE, &blocks(0..4)));
-        let other = set.book(prefixes.insert(SPACE, &blocks(0..6)));
-        assert_eq!(predicted(&prefixes), 6);
+        let predicted = |prefixes: &Prefixes| {
+            let mut depths = [Depth::default(); 2];
+            prefixes.depths(SPACE, &blocks(0..9), &mut depths);
+            depths.map(|depth| depth.predicted)
+        };
+        let book = |set: &mut InFlight, prefixes: &mut Prefixes, holder, to| {
+            let (end, _) = prefixes.insert(SPACE, &blocks(0..to), holder);
+            set.book(holder, end)
+        };
+        let one = book(&mut set, &mut prefixes, ONE, 4);
+        let other = book(&mut set, &mut prefixes, ONE, 6);
+        let elsewhere = book(&mut set, &mut prefixes, OTHER, 7);
+        assert_eq!(predicted(&prefixes), [6, 7]);
         set.cancel(other, &mut prefixes);
-        assert_eq!(predicted(&prefixes), 4, "a failed one predicts nothing");
+        assert_eq!(predicted(&prefixes), [4, 7], "a failed one predicts nothing");
         set.prefilled(Tick(100), one);
         set.prefilled(Tick(5_000), one);
         set.release(one, &mut prefixes);
         set.expire(Tick(2_100), &mut prefixes);
-        assert_eq!(predicted(&prefixes), 4, "events have their time");
+        assert_eq!(predicted(&prefixes), [4, 7], "events have their time");
         set.expire(Tick(2_101), &mut prefixes);
-        assert_eq!(predicted(&prefixes), 0, "and no more");
-        let confirmed = set.book(prefixes.insert(SPACE, &blocks(0..5)));
-        let waiting = set.book(prefixes.insert(SPACE, &blocks(0..2)));
+        assert_eq!(predicted(&prefixes), [0, 7], "and no more");
+        let confirmed = book(&mut set, &mut prefixes, ONE, 5);
+        let waiting = book(&mut set, &mut prefixes, ONE, 2);
         set.prefilled(Tick(9_000), confirmed);
-        set.confirmed(&mut prefixes);
-        assert_eq!(predicted(&prefixes), 2, "events decide about what is prefilled, not about what waits");
-        set.forget(&mut prefixes);
+        set.prefilled(Tick(9_000), elsewhere);
+        set.confirmed(ONE, &mut prefixes);
+        assert_eq!(predicted(&prefixes), [2, 7], "its events decide about what it prefilled");
+        set.forget(ONE, &mut prefixes);
         set.release(waiting, &mut prefixes);
-        let cancelled = set.book(prefixes.insert(SPACE, &blocks(0..2)));
+        let cancelled = book(&mut set, &mut prefixes, ONE, 2);
         set.release(cancelled, &mut prefixes);
-        assert_eq!(
-            (predicted(&prefixes), set.bookings.len(), set.done.len()),
-            (0, 0, 0),
-            "nothing is left behind"
-        );
+        set.forget(OTHER, &mut prefixes);
+        assert_eq!((predicted(&prefixes), set.bookings.len(), set.done.len()), ([0, 0], 0, 0));
+        // What is still counted is active: that is its lease's to take back.
+        assert!(set.held.is_empty() && !prefixes.is_empty());
     }
 }

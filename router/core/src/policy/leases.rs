@@ -6,15 +6,23 @@
 //! two phases: prefill (its uncached tokens queue on the target) until the
 //! first byte, then decode. [`Ledger::select_and_book`] decides and books in one
 //! short critical section, so that two picks at once see each other.
+//!
+//! An account's sums are atomics, written by whoever books or releases and read
+//! without a lock: a pick reads them for every target there is. The prompts
+//! behind them are in one tree for all accounts ([`Prefixes`]), so that a pick
+//! walks along its prompt once, and not once for every target.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
+use super::decode_demand::{self, Demand};
 use super::images::ImageMemory;
 use super::in_flight::{InFlight, Ticket};
+use super::outside::{EngineLoad, Outside, ReplicaId};
 use super::prefill_speed::PrefillSpeed;
-use super::prefixes::{End, Kind, Prefixes};
+use super::prefixes::{Depth, End, Holder, Kind, Prefixes};
 use super::sessions::{Hold, SessionUse, Sessions};
 use super::{
     Candidate, Decision, Evidence, Load, NoChoice, PickRequest, Settings, Switch, decide, follow_session,
@@ -24,27 +32,96 @@ use crate::ids::Target;
 use crate::trust::Verdict;
 use crate::units::{BlockSize, Blocks, Millis, Tick, TierHits, Tokens};
 
-/// What is booked on one target. Shared by its leases; locked for a few
-/// hundred nanoseconds at a time.
-#[derive(Debug, Default)]
+/// What is booked on one target. Shared by its leases.
+///
+/// What a pick reads comes first and fits one cache line: with hundreds of
+/// targets, lines are what a pick waits for.
+#[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Account {
-    books: Mutex<Books>,
+    /// Distinct prompt blocks, tail blocks and blocks of generated tokens.
+    active_blocks: Sum,
+    queued: Sum,
+    context: Sum,
+    requests: Sum,
+    demand_tokens: Sum,
+    demand_requests: Sum,
+    /// The holder of `seat`, [`NOBODY`] before there is one.
+    holder: AtomicU32,
+    /// Somebody else spoke of load on this target.
+    outside_spoke: AtomicBool,
+    /// Prefills are done that events have not confirmed yet.
+    unconfirmed: AtomicBool,
+    /// Requests that wait for their first byte.
+    waiting: Sum,
+    booked: Sum,
+    released: Sum,
+    /// Where its prompts are; empty before the first booking.
+    seat: OnceLock<Seat>,
+    memory: Mutex<Memory>,
 }
 
+/// The number of no holder.
+const NOBODY: u32 = u32::MAX;
+
+impl Default for Account {
+    fn default() -> Self {
+        Self {
+            active_blocks: Sum::default(),
+            queued: Sum::default(),
+            context: Sum::default(),
+            requests: Sum::default(),
+            demand_tokens: Sum::default(),
+            demand_requests: Sum::default(),
+            holder: AtomicU32::new(NOBODY),
+            outside_spoke: AtomicBool::new(false),
+            unconfirmed: AtomicBool::new(false),
+            waiting: Sum::default(),
+            booked: Sum::default(),
+            released: Sum::default(),
+            seat: OnceLock::new(),
+            memory: Mutex::default(),
+        }
+    }
+}
+
+/// What an account knows besides its sums.
 #[derive(Debug, Default)]
-struct Books {
-    /// The prompts of all leases, and of what in-flight credit predicts.
-    prompts: Prefixes,
-    /// Tail blocks and blocks of generated tokens.
-    private: u64,
-    queued: Tokens,
-    context: Tokens,
-    requests: u64,
-    booked: u64,
-    released: u64,
+struct Memory {
     speed: PrefillSpeed,
-    in_flight: InFlight,
     images: ImageMemory,
+    outside: Outside,
+}
+
+/// An account's place in the ledger that books on it.
+#[derive(Clone, Debug)]
+struct Seat {
+    desk: Arc<Mutex<Desk>>,
+    holder: Holder,
+}
+
+/// A count that leases raise and lower. Readers need no order among several of
+/// them: what a pick booked, the next one sees because of the ledger's lock.
+#[derive(Debug, Default)]
+struct Sum(AtomicU64);
+
+impl Sum {
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, more: u64) {
+        if more > 0 {
+            self.0.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    /// Never below zero: whoever lowers it raised it before by as much.
+    fn sub(&self, less: u64) {
+        if less > 0 {
+            self.0.fetch_sub(less, Ordering::Relaxed);
+        }
+    }
 }
 
 /// How many leases an account has seen. `booked − released` is what is in
@@ -63,15 +140,17 @@ pub struct Turnover {
 pub struct Lease {
     account: Arc<Account>,
     /// Its prompt among the account's.
-    end: End,
+    prompt_end: Option<(Seat, End, Ticket)>,
     size: BlockSize,
     prompt: Tokens,
     /// Zero once the first byte has come.
     queued: Tokens,
+    /// Whether the first byte has not come yet.
+    waits: bool,
     generated: Tokens,
     private: u64,
-    /// Its place in the account's in-flight set.
-    ticket: Ticket,
+    /// Input that it holds for decoding, where that is counted.
+    demand: Option<Tokens>,
     /// Its hold on a session's binding.
     session: Option<Held>,
 }
@@ -86,11 +165,11 @@ struct Held {
 
 /// One target as it stands before selection: everything but its load.
 #[derive(Clone, Debug)]
-pub struct Prospect {
+pub struct Prospect<'a> {
     /// The target.
     pub target: Target,
     /// What is booked on it.
-    pub account: Arc<Account>,
+    pub account: &'a Arc<Account>,
     /// Leading blocks that the view claims, before trust.
     pub claimed: TierHits,
     /// Leading blocks that count.
@@ -101,6 +180,21 @@ pub struct Prospect {
     pub evidence: Evidence,
     /// What the view is worth.
     pub trust: Verdict,
+}
+
+/// What one request is charged with.
+#[derive(Clone, Copy, Debug)]
+pub struct Charge<'a> {
+    /// What may share its blocks.
+    pub namespace: NamespaceId,
+    /// Its full blocks, shared with others where they have the same.
+    pub blocks: &'a Arc<[BlockHash]>,
+    /// Tokens per block.
+    pub size: BlockSize,
+    /// Its tokens.
+    pub prompt: Tokens,
+    /// What of them is to be prefilled.
+    pub uncached: Tokens,
 }
 
 /// A decision, its candidates and what it booked.
@@ -125,74 +219,146 @@ pub struct NoPick {
     pub reason: NoChoice,
     /// Who stood for choice, sorted by target.
     pub candidates: Vec<Candidate>,
+    /// The target that was chosen before.
+    pub turn: Option<Target>,
 }
 
 /// Decides and books, one pick at a time.
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// The lock is the critical section.
-    selecting: Mutex<Selecting>,
+    desk: Arc<Mutex<Desk>>,
     sessions: Arc<Mutex<Sessions>>,
 }
 
 #[derive(Debug, Default)]
-struct Selecting {
+struct Desk {
     /// The target that round-robin chose last.
     turn: Option<Target>,
+    /// The prompts of all leases, and of what in-flight credit predicts.
+    prompts: Prefixes,
+    in_flight: InFlight,
+    /// The accounts that have a seat, by holder.
+    accounts: Vec<Weak<Account>>,
+    /// Where the next look for a seat that is free again begins.
+    looked: usize,
+    /// For one pick: what every holder shares with its prompt.
+    depths: Vec<Depth>,
 }
 
 /// Candidates in order, and their accounts.
-struct Field {
+struct Field<'a> {
     candidates: Vec<Candidate>,
-    accounts: Vec<Arc<Account>>,
+    accounts: Vec<(&'a Arc<Account>, u64)>,
 }
 
 impl Ledger {
     /// Chooses among `prospects`, in any order, and books the request on the
-    /// chosen one before anybody else can choose.
-    pub fn select_and_book(
+    /// chosen one before anybody else can choose. Fastest when they come sorted
+    /// by target.
+    pub fn select_and_book<'a>(
         &self,
         now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
         blocks: &Arc<[BlockHash]>,
-        prospects: Vec<Prospect>,
+        prospects: impl IntoIterator<Item = Prospect<'a>>,
     ) -> Result<Pick, NoPick> {
-        let mut selecting = self.selecting.lock();
-        let field = Field::new(now, settings, request, namespace, prospects);
-        let turn = selecting.turn.clone();
-        let (decision, session) = match self.choose(now, settings, request, &field, turn.as_ref()) {
+        let mut field = Field::gather(prospects);
+        let mut desk = self.desk.lock();
+        field.load(now, settings, request, namespace, &mut desk);
+        let (decision, session) = match self.choose(now, settings, request, &field, desk.turn.as_ref()) {
             Ok(chosen) => chosen,
-            Err(reason) => return Err(NoPick { reason, candidates: field.candidates }),
+            Err(reason) => {
+                return Err(NoPick { reason, candidates: field.candidates, turn: desk.turn.clone() });
+            }
         };
         let chosen = &field.candidates[decision.chosen];
-        selecting.turn = Some(chosen.target.clone());
+        let turn = desk.turn.replace(chosen.target.clone());
         let cached = request.size.tokens_in(Blocks(chosen.hits.total()));
         let uncached = request.prompt.uncached(cached);
-        let account = &field.accounts[decision.chosen];
-        let mut lease = account.book(namespace, blocks, request.size, request.prompt, uncached);
-        account.books.lock().images.record(request.images);
+        let (account, _) = field.accounts[decision.chosen];
+        let (size, prompt) = (request.size, request.prompt);
+        let mut lease = self.book(&mut desk, account, &Charge { namespace, blocks, size, prompt, uncached });
+        if decode_demand::counts(settings, request) {
+            lease.hold_demand(decode_demand::input(request));
+        }
+        if !request.images.is_empty() {
+            account.memory.lock().images.record(request.images);
+        }
         let session = self.hold_session(now, settings, request, &chosen.target, session, &mut lease);
-        drop(selecting);
+        drop(desk);
         Ok(Pick { decision, candidates: field.candidates, lease, session, turn })
     }
 
     /// What [`Ledger::select_and_book`] would choose now, without booking it.
-    pub fn preview(
+    pub fn preview<'a>(
         &self,
         now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
-        prospects: Vec<Prospect>,
+        prospects: impl IntoIterator<Item = Prospect<'a>>,
     ) -> Result<(Decision, Vec<Candidate>), NoPick> {
-        let selecting = self.selecting.lock();
-        let field = Field::new(now, settings, request, namespace, prospects);
-        match self.choose(now, settings, request, &field, selecting.turn.as_ref()) {
+        let mut field = Field::gather(prospects);
+        let mut desk = self.desk.lock();
+        field.load(now, settings, request, namespace, &mut desk);
+        match self.choose(now, settings, request, &field, desk.turn.as_ref()) {
             Ok((decision, _)) => Ok((decision, field.candidates)),
-            Err(reason) => Err(NoPick { reason, candidates: field.candidates }),
+            Err(reason) => Err(NoPick { reason, candidates: field.candidates, turn: desk.turn.clone() }),
         }
+    }
+
+    /// The target that was chosen last.
+    pub fn turn(&self) -> Option<Target> {
+        self.desk.lock().turn.clone()
+    }
+
+    fn book(&self, desk: &mut Desk, account: &Arc<Account>, charge: &Charge<'_>) -> Lease {
+        let Charge { namespace, blocks, size, prompt, uncached } = *charge;
+        let seat =
+            account.seat.get_or_init(|| Seat { desk: Arc::clone(&self.desk), holder: desk.seat(account) });
+        // An account belongs to one ledger. In another one's books its prompts
+        // are not remembered: too little is shared, nothing is miscounted.
+        let here = Arc::ptr_eq(&seat.desk, &self.desk);
+        debug_assert!(here, "an account is booked through one ledger");
+        account.holder.store(if here { seat.holder.0 } else { NOBODY }, Ordering::Relaxed);
+        let mut new = 0;
+        let prompt_end = (here && !blocks.is_empty()).then(|| {
+            let (end, added) = desk.prompts.insert(namespace, blocks, seat.holder);
+            new = added;
+            (seat.clone(), end, desk.in_flight.book(seat.holder, end))
+        });
+        account.active_blocks.add(new + 1);
+        account.queued.add(uncached.0);
+        account.context.add(prompt.0);
+        account.requests.add(1);
+        account.waiting.add(1);
+        account.booked.add(1);
+        Lease {
+            account: Arc::clone(account),
+            prompt_end,
+            size,
+            prompt,
+            queued: uncached,
+            waits: true,
+            generated: Tokens(0),
+            private: 1,
+            demand: None,
+            session: None,
+        }
+    }
+
+    /// Charges `account` with what was chosen elsewhere.
+    pub fn charge(&self, account: &Arc<Account>, charge: &Charge<'_>) -> Lease {
+        self.book(&mut self.desk.lock(), account, charge)
+    }
+
+    /// Places that accounts have, those of accounts that are gone included.
+    #[cfg(test)]
+    pub(super) fn seats(&self) -> usize {
+        self.desk.lock().accounts.len()
     }
 
     /// Sessions that are bound.
@@ -206,7 +372,7 @@ impl Ledger {
         now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
-        field: &Field,
+        field: &Field<'_>,
         turn: Option<&Target>,
     ) -> Result<(Decision, SessionUse), NoChoice> {
         let key = request.session.filter(|_| settings.sessions.mode.binds(request.role));
@@ -247,130 +413,177 @@ impl Ledger {
     }
 }
 
-impl Field {
-    fn new(
+impl<'a> Field<'a> {
+    /// Everything but load: no lock is needed for it.
+    fn gather(prospects: impl IntoIterator<Item = Prospect<'a>>) -> Self {
+        let prospects = prospects.into_iter();
+        let (count, _) = prospects.size_hint();
+        let mut field = Self { candidates: Vec::with_capacity(count), accounts: Vec::with_capacity(count) };
+        for prospect in prospects {
+            field.accounts.push((prospect.account, prospect.usable));
+            field.candidates.push(prospect.candidate());
+        }
+        if !field.candidates.is_sorted_by(|a, b| a.target <= b.target) {
+            let mut both: Vec<_> = field.candidates.into_iter().zip(field.accounts).collect();
+            both.sort_by(|(a, _), (b, _)| a.target.cmp(&b.target));
+            (field.candidates, field.accounts) = both.into_iter().unzip();
+        }
+        field
+    }
+
+    /// What is booked on each candidate, and what prompts in flight predict.
+    fn load(
+        &mut self,
         now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
-        mut prospects: Vec<Prospect>,
-    ) -> Self {
-        prospects.sort_by(|a, b| a.target.cmp(&b.target));
-        let candidates =
-            prospects.iter().map(|prospect| prospect.candidate(now, settings, namespace, request)).collect();
-        let accounts = prospects.into_iter().map(|prospect| prospect.account).collect();
-        Self { candidates, accounts }
+        desk: &mut Desk,
+    ) {
+        desk.in_flight.expire(now, &mut desk.prompts);
+        desk.depths.clear();
+        desk.depths.resize(desk.accounts.len(), Depth::default());
+        desk.prompts.depths(namespace, request.blocks, &mut desk.depths);
+        for (candidate, (account, usable)) in self.candidates.iter_mut().zip(&self.accounts) {
+            let depth = desk.depths.get(account.holder.load(Ordering::Relaxed) as usize);
+            let depth = depth.copied().unwrap_or_default();
+            candidate.shared_active = depth.active.into();
+            // A target whose view may not be credited is judged by routing history,
+            // which knows the same prompts.
+            if settings.in_flight_credit == Switch::Enabled && candidate.trust.credited {
+                candidate.predict(u64::from(depth.predicted).min(*usable));
+            }
+            candidate.load = account.own_load();
+            candidate.demand = Demand {
+                tokens: Tokens(account.demand_tokens.get()),
+                requests: account.demand_requests.get(),
+            };
+            if account.outside_spoke.load(Ordering::Relaxed) {
+                candidate.load = account.load_beside(now, request);
+            }
+            if !request.images.is_empty() {
+                candidate.images_seen = account.memory.lock().images.seen(request.images);
+            }
+        }
     }
 }
 
-impl Prospect {
-    fn candidate(
-        &self,
-        now: Tick,
-        settings: &Settings,
-        namespace: NamespaceId,
-        request: &PickRequest<'_>,
-    ) -> Candidate {
-        let books = &mut *self.account.books.lock();
-        // Blocks that are held or will be; chained hashes make them a prefix.
-        let mut expected = self.hits.total();
-        books.in_flight.expire(now, &mut books.prompts);
-        // A target whose view may not be credited is judged by routing history,
-        // which knows the same prompts.
-        if settings.in_flight_credit == Switch::Enabled && self.trust.credited {
-            let in_flight = books.prompts.shared(namespace, request.blocks, Kind::Predicted);
-            expected = expected.max(in_flight.min(self.usable));
-        }
-        let predicted = expected - self.hits.total();
+impl Prospect<'_> {
+    fn candidate(self) -> Candidate {
         Candidate {
-            target: self.target.clone(),
+            target: self.target,
             claimed: self.claimed,
-            hits: TierHits { device: self.hits.device + predicted, ..self.hits },
-            predicted,
-            evidence: if predicted > 0 { Evidence::InFlight } else { self.evidence },
+            hits: self.hits,
+            predicted: 0,
+            evidence: self.evidence,
             trust: self.trust,
-            load: books.load(),
-            shared_active: books.prompts.shared(namespace, request.blocks, Kind::Active),
-            images_seen: books.images.seen(request.images),
+            load: Load::default(),
+            shared_active: 0,
+            images_seen: 0,
+            demand: Demand::default(),
         }
+    }
+}
+
+impl Candidate {
+    /// Blocks up to `expected` will be held: chained hashes make them a prefix.
+    fn predict(&mut self, expected: u64) {
+        let predicted = expected.saturating_sub(self.hits.total());
+        if predicted > 0 {
+            self.hits.device += predicted;
+            self.predicted = predicted;
+            self.evidence = Evidence::InFlight;
+        }
+    }
+}
+
+impl Desk {
+    /// A place for `account`: one whose account is gone, else a new one.
+    fn seat(&mut self, account: &Arc<Account>) -> Holder {
+        /// Places looked at for each new account: more than one, so that they
+        /// run out of those whose accounts are gone.
+        const LOOKS: usize = 4;
+        for _ in 0..LOOKS.min(self.accounts.len()) {
+            let place = self.looked % self.accounts.len();
+            self.looked = place + 1;
+            if self.accounts[place].strong_count() == 0 {
+                let holder = Holder(place as u32);
+                self.in_flight.forget(holder, &mut self.prompts);
+                self.accounts[place] = Arc::downgrade(account);
+                return holder;
+            }
+        }
+        self.accounts.push(Arc::downgrade(account));
+        Holder(self.accounts.len() as u32 - 1)
     }
 }
 
 impl Account {
-    /// Charges one request: `blocks` shared with others, one private tail block,
-    /// `uncached` tokens of prefill to come.
-    pub fn book(
-        self: &Arc<Self>,
-        namespace: NamespaceId,
-        blocks: &Arc<[BlockHash]>,
-        size: BlockSize,
-        prompt: Tokens,
-        uncached: Tokens,
-    ) -> Lease {
-        let mut books = self.books.lock();
-        let end = books.prompts.insert(namespace, blocks);
-        books.private += 1;
-        books.queued += uncached;
-        books.context += prompt;
-        books.requests += 1;
-        books.booked += 1;
-        let ticket = books.in_flight.book(end);
-        drop(books);
-        Lease {
-            account: Arc::clone(self),
-            end,
-            size,
-            prompt,
-            queued: uncached,
-            generated: Tokens(0),
-            private: 1,
-            ticket,
-            session: None,
-        }
-    }
-
     /// Events of the target arrived: prefills that are done count by what the
     /// view says from now on.
     pub fn events_arrived(&self) {
-        let books = &mut *self.books.lock();
-        books.in_flight.confirmed(&mut books.prompts);
+        if self.unconfirmed.swap(false, Ordering::Relaxed)
+            && let Some(seat) = self.seat.get()
+        {
+            let desk = &mut *seat.desk.lock();
+            desk.in_flight.confirmed(seat.holder, &mut desk.prompts);
+        }
     }
 
     /// The engine lives anew: nothing is predicted, no picture was seen.
     pub fn engine_restarted(&self) {
-        let books = &mut *self.books.lock();
-        books.in_flight.forget(&mut books.prompts);
-        books.images = ImageMemory::default();
+        if let Some(seat) = self.seat.get() {
+            let desk = &mut *seat.desk.lock();
+            desk.in_flight.forget(seat.holder, &mut desk.prompts);
+        }
+        self.memory.lock().images = ImageMemory::default();
     }
 
-    /// What is booked now.
+    /// Another router of the pool has `load` booked on the target. To be renewed.
+    pub fn replica_booked(&self, now: Tick, replica: ReplicaId, load: Load) {
+        self.memory.lock().outside.replica(now, replica, load);
+        self.outside_spoke.store(true, Ordering::Relaxed);
+    }
+
+    /// The target's engine says what it has in hand. To be renewed.
+    pub fn engine_reported(&self, now: Tick, load: EngineLoad) {
+        self.memory.lock().outside.engine(now, load);
+        self.outside_spoke.store(true, Ordering::Relaxed);
+    }
+
+    /// What this router has booked now: what it tells others.
     pub fn load(&self) -> Load {
-        self.books.lock().load()
+        self.own_load()
     }
 
     /// How many leases there have been.
     pub fn turnover(&self) -> Turnover {
-        let books = self.books.lock();
-        Turnover { booked: books.booked, released: books.released }
+        Turnover { booked: self.booked.get(), released: self.released.get() }
     }
 
     /// When a prefill of `uncached` tokens that was just booked will have its
     /// first byte, behind what is queued already; `None` while nothing is
     /// learned about the target.
     pub fn prefill_estimate(&self) -> Option<Millis> {
-        let books = self.books.lock();
-        books.speed.time_for(books.queued)
+        self.memory.lock().speed.time_for(Tokens(self.queued.get()))
     }
-}
 
-impl Books {
-    fn load(&self) -> Load {
+    fn own_load(&self) -> Load {
         Load {
-            active_blocks: self.prompts.active_blocks() + self.private,
-            queued: self.queued,
-            context: self.context,
-            requests: self.requests,
+            active_blocks: self.active_blocks.get(),
+            queued: Tokens(self.queued.get()),
+            context: Tokens(self.context.get()),
+            requests: self.requests.get(),
         }
+    }
+
+    fn load_beside(&self, now: Tick, request: &PickRequest<'_>) -> Load {
+        let booked = self.own_load();
+        let outside = &self.memory.lock().outside;
+        if outside.is_silent(now) {
+            self.outside_spoke.store(false, Ordering::Relaxed);
+        }
+        booked.plus(outside.beyond(now, booked, self.waiting.get(), request.prompt, request.size))
     }
 }
 
@@ -379,19 +592,27 @@ impl Lease {
     /// its blocks are cached, and events will soon say so. Later calls change
     /// nothing.
     pub fn first_byte(&mut self, now: Tick, elapsed: Option<Millis>) {
+        if !std::mem::take(&mut self.waits) {
+            return;
+        }
         let queued = std::mem::take(&mut self.queued);
-        let mut books = self.account.books.lock();
-        books.queued = books.queued - queued;
-        books.in_flight.prefilled(now, self.ticket);
+        self.account.queued.sub(queued.0);
+        self.account.waiting.sub(1);
+        if let Some((seat, _, ticket)) = &self.prompt_end {
+            seat.desk.lock().in_flight.prefilled(now, *ticket);
+            self.account.unconfirmed.store(true, Ordering::Relaxed);
+        }
         if let Some(elapsed) = elapsed.filter(|_| queued.0 > 0) {
-            books.speed.learn(queued, elapsed);
+            self.account.memory.lock().speed.learn(queued, elapsed);
         }
     }
 
     /// The attempt failed: what it booked will not be cached.
     pub fn fail(&mut self) {
-        let books = &mut *self.account.books.lock();
-        books.in_flight.cancel(self.ticket, &mut books.prompts);
+        if let Some((seat, _, ticket)) = &self.prompt_end {
+            let desk = &mut *seat.desk.lock();
+            desk.in_flight.cancel(*ticket, &mut desk.prompts);
+        }
         if let Some(held) = self.session.take() {
             held.sessions.lock().fail(&held.hold);
         }
@@ -410,9 +631,8 @@ impl Lease {
         self.generated += tokens;
         let blocks = self.size.full_blocks(self.generated).0 - before.0;
         self.private += blocks;
-        let mut books = self.account.books.lock();
-        books.context += tokens;
-        books.private += blocks;
+        self.account.context.add(tokens.0);
+        self.account.active_blocks.add(blocks);
     }
 
     /// When the first byte is to be expected, from now; `None` while nothing is
@@ -420,20 +640,34 @@ impl Lease {
     pub fn prefill_estimate(&self) -> Option<Millis> {
         self.account.prefill_estimate()
     }
+
+    /// Counts `tokens` of input for decoding until the lease ends.
+    fn hold_demand(&mut self, tokens: Tokens) {
+        self.account.demand_tokens.add(tokens.0);
+        self.account.demand_requests.add(1);
+        self.demand = Some(tokens);
+    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut guard = self.account.books.lock();
-        let books = &mut *guard;
-        books.prompts.remove(self.end, Kind::Active);
-        books.in_flight.release(self.ticket, &mut books.prompts);
-        books.private = books.private.saturating_sub(self.private);
-        books.queued = books.queued - self.queued;
-        books.context = books.context - (self.prompt + self.generated);
-        books.requests = books.requests.saturating_sub(1);
-        books.released += 1;
-        drop(guard);
+        let mut gone = self.private;
+        if let Some((seat, end, ticket)) = &self.prompt_end {
+            let desk = &mut *seat.desk.lock();
+            gone += desk.prompts.remove(*end, seat.holder, Kind::Active);
+            desk.in_flight.release(*ticket, &mut desk.prompts);
+        }
+        let account = &self.account;
+        account.active_blocks.sub(gone);
+        account.queued.sub(self.queued.0);
+        account.context.sub((self.prompt + self.generated).0);
+        account.requests.sub(1);
+        account.waiting.sub(u64::from(self.waits));
+        if let Some(demand) = self.demand {
+            account.demand_tokens.sub(demand.0);
+            account.demand_requests.sub(1);
+        }
+        account.released.add(1);
         if let Some(held) = self.session.take() {
             held.sessions.lock().release(held.ended, &held.hold);
         }
@@ -454,16 +688,17 @@ mod tests {
         range.map(BlockHash).collect()
     }
 
-    fn book(account: &Arc<Account>, range: std::ops::Range<u64>, uncached: u64) -> Lease {
+    fn book(ledger: &Ledger, account: &Arc<Account>, range: std::ops::Range<u64>, uncached: u64) -> Lease {
         let prompt = Tokens((range.end - range.start) * 16 + 5);
-        account.book(SPACE, &blocks(range), size(), prompt, Tokens(uncached))
+        let (blocks, uncached) = (blocks(range), Tokens(uncached));
+        ledger.charge(account, &Charge { namespace: SPACE, blocks: &blocks, size: size(), prompt, uncached })
     }
 
     #[test]
     fn shared_prefixes_count_once_and_tails_are_private() {
-        let account = Arc::new(Account::default());
-        let one = book(&account, 0..4, 69);
-        let other = book(&account, 0..6, 37);
+        let (ledger, account) = (Ledger::default(), Arc::new(Account::default()));
+        let one = book(&ledger, &account, 0..4, 69);
+        let other = book(&ledger, &account, 0..6, 37);
         let load = account.load();
         assert_eq!(load.active_blocks, 6 + 2, "six distinct blocks and two tails");
         assert_eq!((load.queued, load.context, load.requests), (Tokens(106), Tokens(69 + 101), 2));
@@ -476,8 +711,8 @@ mod tests {
 
     #[test]
     fn the_first_byte_ends_the_queue_once_and_tokens_grow_the_context() {
-        let account = Arc::new(Account::default());
-        let mut lease = book(&account, 0..8, 133);
+        let (ledger, account) = (Ledger::default(), Arc::new(Account::default()));
+        let mut lease = book(&ledger, &account, 0..8, 133);
         lease.first_byte(Tick(133), Some(Millis(133)));
         lease.first_byte(Tick(999_999), Some(Millis(999_999)));
         assert_eq!(account.load().queued, Tokens(0));
@@ -486,7 +721,7 @@ mod tests {
         }
         let load = account.load();
         assert_eq!((load.active_blocks, load.context), (8 + 1 + 2, Tokens(133 + 33)));
-        let waiting = book(&account, 0..1, 500);
+        let waiting = book(&ledger, &account, 0..1, 500);
         assert_eq!(waiting.prefill_estimate(), Some(Millis(500)), "one token a millisecond, learned once");
         drop((lease, waiting));
         assert_eq!(account.load(), Load::default());
@@ -494,10 +729,10 @@ mod tests {
 
     #[test]
     fn late_release_spares_the_successor() {
-        let gone = Arc::new(Account::default());
-        let lease = book(&gone, 0..4, 9);
+        let (ledger, gone) = (Ledger::default(), Arc::new(Account::default()));
+        let lease = book(&ledger, &gone, 0..4, 9);
         let successor = Arc::new(Account::default());
-        let _kept = book(&successor, 0..4, 9);
+        let _kept = book(&ledger, &successor, 0..4, 9);
         drop(gone);
         drop(lease);
         assert_eq!(successor.load().requests, 1);
@@ -508,10 +743,10 @@ mod tests {
     fn books_agree_with_a_list_of_leases_in_every_order_of_release() {
         let shapes: [(u64, u64); 4] = [(0, 3), (0, 5), (0, 2), (70, 79)];
         for order in 0..24u64 {
-            let account = Arc::new(Account::default());
+            let (ledger, account) = (Ledger::default(), Arc::new(Account::default()));
             let mut live: Vec<(Lease, (u64, u64))> = shapes
                 .iter()
-                .map(|(from, to)| (book(&account, *from..*to, to - from), (*from, *to)))
+                .map(|(from, to)| (book(&ledger, &account, *from..*to, to - from), (*from, *to)))
                 .collect();
             let mut order = order;
             while !live.is_empty() {

@@ -9,11 +9,12 @@
 //! One file per policy: [`cache_plus_load`], [`kv_aware`], [`longest_prefix`],
 //! [`least_load`], [`round_robin`], [`lmetric`]. What they share: [`hits`] (what an
 //! engine will really skip), [`tie`] (the total order), [`leases`] (load, booked and released),
-//! [`in_flight`] (what prefills under way will leave behind), [`sessions`] and
-//! [`images`] (affinity), [`shadow`] (what others would do), [`history`] (where
+//! [`outside`] (load that others booked), [`in_flight`] (what prefills under way will leave behind),
+//! [`decode_demand`] (decode picks by the input held), [`sessions`] and [`images`] (affinity), [`shadow`] (what others would do), [`history`] (where
 //! prefixes were sent, for targets without a sound view).
 
 pub mod cache_plus_load;
+pub mod decode_demand;
 pub mod history;
 pub mod hits;
 pub mod images;
@@ -23,6 +24,7 @@ pub mod leases;
 pub mod least_load;
 pub mod lmetric;
 pub mod longest_prefix;
+pub mod outside;
 pub mod prefill_speed;
 pub mod prefixes;
 pub mod round_robin;
@@ -36,6 +38,7 @@ use crate::blocks::BlockHash;
 use crate::ids::{Role, Target};
 use crate::trust::Verdict;
 use crate::units::{BlockSize, Blocks, Millis, TierHits, Tokens};
+use decode_demand::{DecodeDemand, Demand, DemandMode, Judgement};
 use images::ImageKey;
 use sessions::{SessionKey, SessionMode};
 use shadow::PolicySet;
@@ -179,6 +182,8 @@ pub struct Settings {
     pub sessions: SessionSettings,
     /// Policies that are evaluated beside the real one.
     pub shadows: PolicySet,
+    /// Whether decode picks follow the input that targets hold.
+    pub decode_demand: DecodeDemand,
 }
 
 /// What a target may be given at most.
@@ -259,6 +264,8 @@ pub struct PickRequest<'a> {
     pub images: &'a [ImageKey],
     /// The session it belongs to.
     pub session: Option<&'a SessionKey>,
+    /// Answers that it wants of the one prompt; 0 counts as 1.
+    pub choices: u32,
 }
 
 /// Where the hits of a candidate come from.
@@ -312,6 +319,8 @@ pub struct Candidate {
     pub shared_active: u64,
     /// Pictures of the request that the target has seen.
     pub images_seen: u64,
+    /// Input booked for decoding; nothing unless that is counted.
+    pub demand: Demand,
 }
 
 /// A candidate's price, kept in parts. Absent parts are no part of the policy.
@@ -385,6 +394,8 @@ pub struct Decision {
     pub tie: TieBranch,
     /// In which way the route ended.
     pub outcome: Outcome,
+    /// What decode input-demand made of it, where that was asked.
+    pub demand: Option<Judgement>,
 }
 
 /// Why nothing was chosen.
@@ -417,14 +428,19 @@ pub fn decide_with(
 ) -> Result<Decision, NoChoice> {
     debug_assert!(candidates.is_sorted_by(|a, b| a.target < b.target), "sorted and distinct");
     let terms = price(settings, request, candidates, turn);
-    let eligible = |at: &usize| terms[*at].rejection.is_none();
-    let open: Vec<usize> = (0..candidates.len()).filter(eligible).collect();
-    let Some((chosen, tie)) = tie::cheapest(request, candidates, &terms, open, ties) else {
+    let Some((chosen, tie)) = tie::cheapest(request, candidates, &terms, ties) else {
         return Err(if candidates.is_empty() { NoChoice::Empty } else { NoChoice::Overloaded(terms) });
+    };
+    let demand = decode_demand::judge(settings, request, candidates, &terms, chosen);
+    let (chosen, tie) = match demand {
+        Some(demand) if settings.decode_demand.mode == DemandMode::Enabled => {
+            (demand.suggested, TieBranch::None)
+        }
+        _ => (chosen, tie),
     };
     let escaped = terms.iter().any(|other| other.rejection.is_some() && other.cost < terms[chosen].cost);
     let outcome = if escaped { Outcome::OverloadEscape } else { outcome(request, candidates, chosen) };
-    Ok(Decision { chosen, terms, tie, outcome })
+    Ok(Decision { chosen, terms, tie, outcome, demand })
 }
 
 /// The same for a request whose session is bound to `candidates[bound]`; `Err`
@@ -440,7 +456,7 @@ pub fn follow_session(
         Some(rejection) => Err(rejection),
         None => {
             let outcome = outcome(request, candidates, bound);
-            Ok(Decision { chosen: bound, terms, tie: TieBranch::Session, outcome })
+            Ok(Decision { chosen: bound, terms, tie: TieBranch::Session, outcome, demand: None })
         }
     }
 }

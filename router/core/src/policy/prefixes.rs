@@ -1,4 +1,4 @@
-//! The prompts that are booked on one target, as one tree of prefixes.
+//! The prompts that are booked, as one tree of prefixes for all targets.
 //!
 //! Chained hashes make every prompt a path: two prompts share a block only
 //! together with all blocks before it, and equal hashes at one place mean equal
@@ -6,8 +6,10 @@
 //! as a slice of the prompt that brought it, and booking a prompt of 8,000
 //! blocks that shares its prefix costs a few look-ups, not 8,000.
 //!
-//! Each prompt is counted twice, by [`Kind`]: as active while its lease lives,
-//! and as predicted while its blocks are expected to become hits.
+//! A node counts its prompts for every [`Holder`] apart, so that one walk along
+//! a prompt tells what each of a thousand targets shares with it. Each prompt is
+//! counted twice, by [`Kind`]: as active while its lease lives, and as predicted
+//! while its blocks are expected to become hits.
 
 use std::sync::Arc;
 
@@ -24,6 +26,19 @@ pub enum Kind {
     Predicted,
 }
 
+/// A target's number among those that prompts are booked on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Holder(pub u32);
+
+/// How many leading blocks of a prompt stand in prompts of one holder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depth {
+    /// In active ones.
+    pub active: u32,
+    /// In predicted ones.
+    pub predicted: u32,
+}
+
 /// The last node of a booked prompt; `None` for a prompt without full blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct End(Option<u32>);
@@ -35,8 +50,14 @@ pub struct Prefixes {
     free: Vec<u32>,
     /// First nodes, by namespace and first block.
     roots: FxHashMap<(NamespaceId, BlockHash), u32>,
-    /// Distinct active blocks.
-    active_blocks: u64,
+}
+
+/// How often one holder's prompts pass through a node.
+#[derive(Clone, Copy, Debug)]
+struct Holding {
+    holder: Holder,
+    active: u32,
+    predicted: u32,
 }
 
 #[derive(Debug)]
@@ -49,8 +70,17 @@ struct Node {
     parent: Option<u32>,
     /// By their first block.
     children: Vec<u32>,
-    active: u32,
-    predicted: u32,
+    /// Sorted by holder; none counts nothing.
+    holdings: Vec<Holding>,
+}
+
+impl Holding {
+    fn count_mut(&mut self, kind: Kind) -> &mut u32 {
+        match kind {
+            Kind::Active => &mut self.active,
+            Kind::Predicted => &mut self.predicted,
+        }
+    }
 }
 
 impl Node {
@@ -60,20 +90,6 @@ impl Node {
 
     fn first(&self) -> Option<BlockHash> {
         self.run().first().copied()
-    }
-
-    const fn count(&self, kind: Kind) -> u32 {
-        match kind {
-            Kind::Active => self.active,
-            Kind::Predicted => self.predicted,
-        }
-    }
-
-    fn count_mut(&mut self, kind: Kind) -> &mut u32 {
-        match kind {
-            Kind::Active => &mut self.active,
-            Kind::Predicted => &mut self.predicted,
-        }
     }
 
     /// How many leading blocks of the run equal `rest`. A block names all before
@@ -94,9 +110,15 @@ impl Node {
 }
 
 impl Prefixes {
-    /// Books `prompt` once as each kind.
-    pub fn insert(&mut self, namespace: NamespaceId, prompt: &Arc<[BlockHash]>) -> End {
-        let Some(first) = prompt.first() else { return End(None) };
+    /// Books `prompt` for `holder`, once as each kind. Returns also how many of
+    /// its blocks no active prompt of the holder had.
+    pub fn insert(
+        &mut self,
+        namespace: NamespaceId,
+        prompt: &Arc<[BlockHash]>,
+        holder: Holder,
+    ) -> (End, u64) {
+        let Some(first) = prompt.first() else { return (End(None), 0) };
         let mut at = self.roots.get(&(namespace, *first)).copied();
         let (mut parent, mut depth) = (None, 0);
         while let Some(node) = at {
@@ -112,53 +134,60 @@ impl Prefixes {
         }
         let end =
             if depth == prompt.len() { parent } else { Some(self.grow(namespace, parent, prompt, depth)) };
-        self.count(end, Kind::Active);
-        self.count(end, Kind::Predicted);
-        End(end)
+        (End(end), self.count(end, holder))
     }
 
-    /// Takes back one count of a booked prompt. Exactly once per kind.
-    pub fn remove(&mut self, end: End, kind: Kind) {
-        let mut at = end.0;
+    /// Takes back one count of a prompt that was booked for `holder`. Exactly
+    /// once per kind. Returns how many blocks stand in no active prompt of the
+    /// holder any more.
+    pub fn remove(&mut self, end: End, holder: Holder, kind: Kind) -> u64 {
+        let (mut at, mut gone) = (end.0, 0);
         while let Some(id) = at {
             let node = &mut self.nodes[id as usize];
-            let blocks = node.run().len() as u64;
-            let parent = node.parent;
-            let count = node.count_mut(kind);
+            at = node.parent;
+            let Ok(place) = node.holdings.binary_search_by_key(&holder, |holding| holding.holder) else {
+                continue;
+            };
+            let count = node.holdings[place].count_mut(kind);
             *count = count.saturating_sub(1);
             if *count == 0 && kind == Kind::Active {
-                self.active_blocks -= blocks;
+                gone += node.run().len() as u64;
             }
-            let node = &self.nodes[id as usize];
-            if node.active == 0 && node.predicted == 0 {
+            let holding = node.holdings[place];
+            if holding.active == 0 && holding.predicted == 0 {
+                node.holdings.remove(place);
+            }
+            if node.holdings.is_empty() {
                 self.prune(id);
             }
-            at = parent;
         }
+        gone
     }
 
-    /// How many leading blocks of `prompt` stand in some prompt of `kind`.
-    pub fn shared(&self, namespace: NamespaceId, prompt: &[BlockHash], kind: Kind) -> u64 {
+    /// What prompts of every holder share with `prompt`, at the holder's number in
+    /// `depths`, which starts out as zeros and is long enough. O(holders of the
+    /// first blocks + nodes passed).
+    pub fn depths(&self, namespace: NamespaceId, prompt: &[BlockHash], depths: &mut [Depth]) {
         let mut at = prompt.first().and_then(|first| self.roots.get(&(namespace, *first)).copied());
         let mut depth = 0;
         while let Some(id) = at {
             let node = &self.nodes[id as usize];
-            if node.count(kind) == 0 {
-                break;
-            }
             let shared = node.shared(&prompt[depth..]);
             depth += shared;
+            for holding in &node.holdings {
+                let Some(found) = depths.get_mut(holding.holder.0 as usize) else { continue };
+                if holding.active > 0 {
+                    found.active = depth as u32;
+                }
+                if holding.predicted > 0 {
+                    found.predicted = depth as u32;
+                }
+            }
             if shared < node.run().len() {
                 break;
             }
             at = prompt.get(depth).and_then(|next| self.child(id, *next));
         }
-        depth as u64
-    }
-
-    /// Distinct blocks of active prompts.
-    pub const fn active_blocks(&self) -> u64 {
-        self.active_blocks
     }
 
     fn child(&self, node: u32, first: BlockHash) -> Option<u32> {
@@ -166,16 +195,26 @@ impl Prefixes {
         children.iter().copied().find(|child| self.nodes[*child as usize].first() == Some(first))
     }
 
-    fn count(&mut self, end: Option<u32>, kind: Kind) {
-        let mut at = end;
+    fn count(&mut self, end: Option<u32>, holder: Holder) -> u64 {
+        let (mut at, mut new) = (end, 0);
         while let Some(id) = at {
             let node = &mut self.nodes[id as usize];
-            *node.count_mut(kind) += 1;
-            if node.active == 1 && kind == Kind::Active {
-                self.active_blocks += node.run().len() as u64;
+            let place = match node.holdings.binary_search_by_key(&holder, |holding| holding.holder) {
+                Ok(place) => place,
+                Err(place) => {
+                    node.holdings.insert(place, Holding { holder, active: 0, predicted: 0 });
+                    place
+                }
+            };
+            let holding = &mut node.holdings[place];
+            holding.active += 1;
+            holding.predicted += 1;
+            if holding.active == 1 {
+                new += node.run().len() as u64;
             }
             at = node.parent;
         }
+        new
     }
 
     /// Adds `prompt[from..]` below `parent`.
@@ -188,8 +227,8 @@ impl Prefixes {
     ) -> u32 {
         let prompt = Arc::clone(prompt);
         let (first, to) = (prompt[from], prompt.len());
-        let node =
-            Node { prompt, from, to, namespace, parent, children: Vec::new(), active: 0, predicted: 0 };
+        let (children, holdings) = (Vec::new(), Vec::new());
+        let node = Node { prompt, from, to, namespace, parent, children, holdings };
         let id = self.store(node);
         match parent {
             Some(parent) => self.nodes[parent as usize].children.push(id),
@@ -209,8 +248,7 @@ impl Prefixes {
             namespace: lower.namespace,
             parent: lower.parent,
             children: vec![id],
-            active: lower.active,
-            predicted: lower.predicted,
+            holdings: lower.holdings.clone(),
         };
         lower.from += at;
         let (parent, first, namespace) = (upper.parent, upper.first(), upper.namespace);
@@ -240,6 +278,12 @@ impl Prefixes {
         }
     }
 
+    /// Whether nothing is booked.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.roots.is_empty() && self.free.len() == self.nodes.len()
+    }
+
     /// Frees a node that nobody counts; its children are gone already, because
     /// whoever counts a child counts its parents too.
     fn prune(&mut self, id: u32) {
@@ -247,7 +291,7 @@ impl Prefixes {
         let (parent, namespace, first) = (node.parent, node.namespace, node.first());
         // Lets go of the prompt's memory.
         node.prompt = Arc::from([]);
-        node.children = Vec::new();
+        (node.children, node.holdings) = (Vec::new(), Vec::new());
         (node.from, node.to) = (0, 0);
         match (parent, first) {
             (Some(parent), _) => self.nodes[parent as usize].children.retain(|child| *child != id),
@@ -273,24 +317,25 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Action {
-        Book(u8, Vec<u32>),
+        Book(u8, u32, Vec<u32>),
         Release(usize, bool),
     }
 
     fn action() -> impl Strategy<Value = Action> {
         prop_oneof![
-            3 => (0u8..2, prop::collection::vec(0u32..2, 0..10)).prop_map(|(space, tokens)| Action::Book(space, tokens)),
+            3 => (0u8..2, 0u32..3, prop::collection::vec(0u32..2, 0..10))
+                .prop_map(|(space, holder, tokens)| Action::Book(space, holder, tokens)),
             2 => (any::<usize>(), any::<bool>()).prop_map(|(which, active)| Action::Release(which, active)),
         ]
     }
 
-    /// A booked prompt and the kinds that it still counts as.
-    type Booked = (NamespaceId, Arc<[BlockHash]>, End, [bool; 2]);
+    /// A booked prompt, its holder, and the kinds that it still counts as.
+    type Booked = (NamespaceId, Holder, Arc<[BlockHash]>, End, [bool; 2]);
 
-    /// The oracle: the union of the prompts of one kind, as a set of blocks.
-    fn union(live: &[Booked], kind: usize) -> BTreeSet<(u128, u64)> {
-        let counted = live.iter().filter(|(.., kinds)| kinds[kind]);
-        counted.flat_map(|(space, blocks, ..)| blocks.iter().map(|block| (space.0, block.0))).collect()
+    /// The oracle: the union of a holder's prompts of one kind, as a set of blocks.
+    fn union(live: &[Booked], holder: u32, kind: usize) -> BTreeSet<(u128, u64)> {
+        let counted = live.iter().filter(|(_, of, .., kinds)| of.0 == holder && kinds[kind]);
+        counted.flat_map(|(space, _, blocks, ..)| blocks.iter().map(|block| (space.0, block.0))).collect()
     }
 
     proptest! {
@@ -300,39 +345,46 @@ mod tests {
         ) {
             let mut prefixes = Prefixes::default();
             let mut live: Vec<Booked> = Vec::new();
+            let mut active = [0u64; 3];
             let query = prompt(&query);
             for action in actions {
                 match action {
-                    Action::Book(space, tokens) => {
+                    Action::Book(space, holder, tokens) => {
                         let (space, blocks) = (NamespaceId(space.into()), prompt(&tokens));
-                        let end = prefixes.insert(space, &blocks);
-                        live.push((space, blocks, end, [true, true]));
+                        let (end, new) = prefixes.insert(space, &blocks, Holder(holder));
+                        active[holder as usize] += new;
+                        live.push((space, Holder(holder), blocks, end, [true, true]));
                     }
-                    Action::Release(which, active) if !live.is_empty() => {
+                    Action::Release(which, of_lease) if !live.is_empty() => {
                         let which = which % live.len();
-                        let (kind, at) = if active { (Kind::Active, 0) } else { (Kind::Predicted, 1) };
-                        if std::mem::take(&mut live[which].3[at]) {
-                            prefixes.remove(live[which].2, kind);
+                        let (kind, at) = if of_lease { (Kind::Active, 0) } else { (Kind::Predicted, 1) };
+                        if std::mem::take(&mut live[which].4[at]) {
+                            let holder = live[which].1;
+                            active[holder.0 as usize] -= prefixes.remove(live[which].3, holder, kind);
                         }
                         live.retain(|(.., kinds)| kinds[0] || kinds[1]);
                     }
                     Action::Release(..) => {}
                 }
-                let sets = [union(&live, 0), union(&live, 1)];
-                prop_assert_eq!(prefixes.active_blocks(), sets[0].len() as u64);
-                for (at, kind) in [Kind::Active, Kind::Predicted].into_iter().enumerate() {
+                for holder in 0..3 {
+                    let sets = [union(&live, holder, 0), union(&live, holder, 1)];
+                    prop_assert_eq!(active[holder as usize], sets[0].len() as u64);
                     for space in 0u128..2 {
-                        let expected = query.iter().take_while(|block| sets[at].contains(&(space, block.0))).count();
-                        prop_assert_eq!(prefixes.shared(NamespaceId(space), &query, kind), expected as u64);
+                        let mut depths = [Depth::default(); 3];
+                        prefixes.depths(NamespaceId(space), &query, &mut depths);
+                        let expected = sets.each_ref().map(|set| {
+                            query.iter().take_while(|block| set.contains(&(space, block.0))).count() as u32
+                        });
+                        let found = depths[holder as usize];
+                        prop_assert_eq!([found.active, found.predicted], expected);
                     }
                 }
             }
-            for (.., end, kinds) in &live {
-                if kinds[0] { prefixes.remove(*end, Kind::Active); }
-                if kinds[1] { prefixes.remove(*end, Kind::Predicted); }
+            for (_, holder, _, end, kinds) in &live {
+                if kinds[0] { prefixes.remove(*end, *holder, Kind::Active); }
+                if kinds[1] { prefixes.remove(*end, *holder, Kind::Predicted); }
             }
-            prop_assert!(prefixes.roots.is_empty() && prefixes.active_blocks() == 0);
-            prop_assert_eq!(prefixes.free.len(), prefixes.nodes.len(), "every node is free again");
+            prop_assert!(prefixes.is_empty(), "every node is free again");
         }
     }
 }

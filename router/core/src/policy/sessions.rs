@@ -227,6 +227,7 @@ mod tests {
         assert_eq!(sessions.bound(Tick(9_999), TTL, &key("a")), None);
     }
 
+    /// Case G32.
     #[test]
     fn a_full_table_evicts_the_longest_idle_and_never_one_in_flight() {
         let mut sessions = Sessions::default();

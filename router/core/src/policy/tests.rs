@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::leases::{Account, Ledger, Prospect};
+use super::leases::{Account, Charge, Ledger, Prospect};
 use super::shadow::PolicySet;
 use super::*;
 use crate::blocks::NamespaceId;
@@ -39,6 +39,7 @@ fn candidate(number: usize, (hits, active, queued, context): (u64, u64, u64, u64
         load,
         shared_active: 0,
         images_seen: 0,
+        demand: Demand::default(),
     }
 }
 
@@ -64,6 +65,7 @@ fn request<'a>(blocks: &'a [BlockHash], id: &'a str) -> PickRequest<'a> {
         size,
         images: &[],
         session: None,
+        choices: 1,
     }
 }
 
@@ -154,7 +156,8 @@ fn agrees_with_an_unbeaten_candidate_in_every_small_world() {
 fn same_facts_in_any_order_give_the_same_pick() {
     let blocks: Arc<[BlockHash]> = ten_blocks().into();
     let settings = settings(PolicyKind::CachePlusLoad, 1.0);
-    let prospects = |order: &[usize]| -> Vec<Prospect> { order.iter().map(|n| prospect(*n)).collect() };
+    let prospects =
+        |order: &[usize]| -> Vec<Prospect<'static>> { order.iter().map(|n| prospect(*n)).collect() };
     let mut picks = Vec::new();
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
         let pick = Ledger::default()
@@ -172,10 +175,10 @@ fn same_facts_in_any_order_give_the_same_pick() {
     assert!(picks.iter().all(|pick| *pick == picks[0]), "{picks:?}");
 }
 
-fn prospect(number: usize) -> Prospect {
+fn prospect(number: usize) -> Prospect<'static> {
     Prospect {
         target: target(number),
-        account: Arc::new(Account::default()),
+        account: Box::leak(Box::new(Arc::new(Account::default()))),
         claimed: TierHits::default(),
         hits: TierHits::default(),
         usable: u64::MAX,
@@ -219,7 +222,7 @@ fn a_cold_prompt_prefers_the_idle_worker() {
 #[test]
 fn simultaneous_prompts_do_not_herd() {
     let ledger = Ledger::default();
-    let prospects: Vec<Prospect> = (0..8).map(prospect).collect();
+    let prospects: Vec<Prospect<'static>> = (0..8).map(prospect).collect();
     let settings = settings(PolicyKind::CachePlusLoad, 1.0);
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
@@ -276,7 +279,7 @@ fn round_robin_takes_turns_even_when_the_fleet_changes() {
 #[test]
 fn siblings_of_a_cold_prompt_share_it_and_then_the_fleet() {
     let ledger = Ledger::default();
-    let prospects: Vec<Prospect> = (0..2).map(prospect).collect();
+    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
     let blocks: Arc<[BlockHash]> = ten_blocks()[..4].into();
     let mut share = [0; 2];
     let mut leases = Vec::new();
@@ -350,7 +353,7 @@ fn a_picture_goes_where_it_was_seen_unless_that_costs_more() {
     let ledger = Ledger::default();
     let blocks: Arc<[BlockHash]> = Arc::from([]);
     let picture = [images::ImageKey(7)];
-    let prospects: Vec<Prospect> = (0..4).map(prospect).collect();
+    let prospects: Vec<Prospect<'static>> = (0..4).map(prospect).collect();
     let settings = settings(PolicyKind::KvAware, 1.0);
     let mut first = None;
     for id in ["a", "b", "c", "d"] {
@@ -375,8 +378,8 @@ fn a_session_follows_its_first_target_until_that_fails_leaves_or_is_full() {
     let mut settings = overloaded(1_000, 0.0);
     settings.sessions.mode = SessionMode::Both;
     let key = SessionKey { id: "s".into(), role: Role::Mixed };
-    let prospects: Vec<Prospect> = (0..2).map(prospect).collect();
-    let pick = |now: u64, prospects: &[Prospect]| {
+    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
+    let pick = |now: u64, prospects: &[Prospect<'static>]| {
         let request = PickRequest { session: Some(&key), ..request(&blocks, "r") };
         let pick = ledger
             .select_and_book(Tick(now), &settings, &request, NamespaceId(0), &blocks, prospects.to_vec())
@@ -392,19 +395,22 @@ fn a_session_follows_its_first_target_until_that_fails_leaves_or_is_full() {
     let (_, used, lease) = pick(2, &prospects);
     assert_eq!(used, SessionUse::New, "a failure ended the binding");
     drop(lease);
-    let alone: Vec<Prospect> =
+    let alone: Vec<Prospect<'static>> =
         prospects.iter().filter(|prospect| prospect.target != first).cloned().collect();
     let (_, used, lease) = pick(3, &alone);
     assert!(matches!(used, SessionUse::Replaced | SessionUse::Followed), "the target may have left");
     drop(lease);
     let (bound, _, lease) = pick(4, &prospects);
     let account = prospects.iter().find(|prospect| prospect.target == bound).expect("known");
-    let _queue = account.account.book(
-        NamespaceId(9),
-        &Arc::from([]),
-        request(&blocks, "q").size,
-        Tokens(1),
-        Tokens(990),
+    let _queue = ledger.charge(
+        account.account,
+        &Charge {
+            namespace: NamespaceId(9),
+            blocks: &Arc::from([]),
+            size: request(&blocks, "q").size,
+            prompt: Tokens(1),
+            uncached: Tokens(990),
+        },
     );
     let (moved, used, _lease) = pick(5, &prospects);
     assert_eq!((moved != bound, used), (true, SessionUse::Overloaded));
@@ -423,4 +429,172 @@ fn shadows_see_the_same_facts_and_book_nothing() {
         shadows.iter().map(|shadow| (shadow.policy, &shadow.target, shadow.regret_blocks)).collect();
     let other = target(1);
     assert_eq!(picks, [(PolicyKind::LeastLoad, &other, -8), (PolicyKind::RoundRobin, &other, -8)]);
+}
+
+fn demanding(mode: DemandMode, request_weight: f64) -> Settings {
+    let decode_demand = DecodeDemand { mode, request_weight };
+    Settings { decode_demand, ..settings(PolicyKind::CachePlusLoad, 1.0) }
+}
+
+/// Candidates with (tokens, requests, active blocks) held for decoding.
+fn holding(facts: &[(u64, u64, u64)]) -> Vec<Candidate> {
+    let one = |(number, (tokens, requests, active)): (usize, &(u64, u64, u64))| Candidate {
+        demand: Demand { tokens: Tokens(*tokens), requests: *requests },
+        ..candidate(number, (0, *active, 0, 0))
+    };
+    facts.iter().enumerate().map(one).collect()
+}
+
+fn decode_request<'a>(blocks: &'a [BlockHash], choices: u32) -> PickRequest<'a> {
+    PickRequest { role: Role::Decode, choices, ..request(blocks, "d") }
+}
+
+#[track_caller]
+fn check_demand(why: &str, weight: f64, choices: u32, facts: &[(u64, u64, u64)], expected: (usize, u64)) {
+    let blocks = ten_blocks();
+    let (request, candidates) = (decode_request(&blocks, choices), holding(facts));
+    let decision =
+        decide(&demanding(DemandMode::Enabled, weight), &request, &candidates, None).expect("some");
+    let demand = decision.demand.expect("it is asked");
+    assert_eq!((decision.chosen, demand.projected.0), expected, "{why}");
+}
+
+#[test]
+fn decode_picks_follow_the_input_that_targets_hold() {
+    // A prompt of ten blocks has 161 tokens.
+    check_demand("least input", 0.0, 1, &[(500, 1, 0), (400, 9, 0)], (1, 561));
+    check_demand("requests weigh too", 50.0, 1, &[(500, 1, 0), (400, 9, 0)], (0, 661));
+    check_demand("every choice counts its prompt", 0.0, 3, &[(0, 0, 0)], (0, 483));
+    check_demand("no choices is one", 0.0, 0, &[(0, 0, 0)], (0, 161));
+    check_demand("equals: fewer active blocks", 0.0, 1, &[(9, 1, 5), (9, 1, 4)], (1, 170));
+    check_demand("then the first", 0.0, 1, &[(9, 1, 4), (9, 1, 4), (9, 1, 4)], (0, 170));
+}
+
+/// The oracle says it the other way round: no other candidate is better in the
+/// order of (demand, active blocks, place).
+#[test]
+fn demand_agrees_with_an_unbeaten_candidate_in_every_small_world() {
+    let values = [(0, 0, 0), (0, 1, 2), (100, 0, 1), (100, 2, 0), (150, 1, 1)];
+    let blocks = ten_blocks();
+    for (world, weight) in (0..values.len().pow(3)).flat_map(|world| [(world, 0.0), (world, 50.0)]) {
+        let facts = [world % 5, world / 5 % 5, world / 25].map(|at| values[at]);
+        let settings = demanding(DemandMode::Enabled, weight);
+        let decision = decide(&settings, &decode_request(&blocks, 1), &holding(&facts), None).expect("three");
+        let key = |at: usize| {
+            let (tokens, requests, active) = facts[at];
+            (tokens + weight as u64 * requests, active, at)
+        };
+        assert!((0..3).all(|other| key(decision.chosen) <= key(other)), "{facts:?} at {weight}");
+    }
+}
+
+#[test]
+fn shadow_demand_is_told_and_not_followed_and_other_picks_do_not_ask() {
+    let blocks = ten_blocks();
+    // The policy likes the second one, which holds less context.
+    let mut two = holding(&[(0, 0, 1), (900, 3, 0)]);
+    two[0].load.context = Tokens(90_000);
+    let decode = decode_request(&blocks, 1);
+    let original = decide(&demanding(DemandMode::Disabled, 0.0), &decode, &two, None).expect("two");
+    assert_eq!((original.chosen, original.demand), (1, None));
+    let shadow = decide(&demanding(DemandMode::Shadow, 0.0), &decode, &two, None).expect("two");
+    let judged = shadow.demand.expect("it is asked");
+    assert_eq!((shadow.chosen, judged.suggested, judged.original), (1, 0, 1));
+    let enabled = decide(&demanding(DemandMode::Enabled, 0.0), &decode, &two, None).expect("two");
+    assert_eq!(enabled.chosen, 0);
+    for role in [Role::Prefill, Role::Mixed] {
+        let other = PickRequest { role, ..decode.clone() };
+        let decision = decide(&demanding(DemandMode::Enabled, 0.0), &other, &two, None).expect("two");
+        assert_eq!((decision.chosen, decision.demand), (1, None), "{role:?}");
+    }
+    let rule = Settings { policy: PolicyKind::RoundRobin, ..demanding(DemandMode::Enabled, 0.0) };
+    assert_eq!(decide(&rule, &decode, &two, None).expect("two").demand, None, "only on a cost policy");
+}
+
+#[test]
+fn demand_is_booked_until_the_lease_ends_and_not_at_all_when_disabled() {
+    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
+    let blocks: Arc<[BlockHash]> = ten_blocks().into();
+    let ledger = Ledger::default();
+    let pick = |mode| {
+        let request = decode_request(&blocks, 2);
+        let settings = demanding(mode, 0.0);
+        ledger
+            .select_and_book(Tick(0), &settings, &request, NamespaceId(0), &blocks, prospects.clone())
+            .expect("two")
+    };
+    let held = |pick: &leases::Pick| {
+        let all = pick.candidates.iter().map(|candidate| candidate.demand.tokens.0);
+        all.collect::<Vec<_>>()
+    };
+    for mode in [DemandMode::Shadow, DemandMode::Enabled] {
+        let mut first = pick(mode);
+        first.lease.first_byte(Tick(1), None);
+        let second = pick(mode);
+        let mut seen = held(&second);
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 322], "decoding holds its input beyond the first byte, under {mode:?}");
+        drop((first, second));
+        assert_eq!(held(&pick(mode)), [0, 0], "and not beyond the lease");
+    }
+    let first = pick(DemandMode::Disabled);
+    assert_eq!(held(&pick(DemandMode::Enabled)), [0, 0], "disabled, nothing is counted");
+    drop(first);
+}
+
+/// Another router's bookings and an engine's own word count until they are old.
+#[test]
+fn load_from_outside_repels_while_it_is_fresh() {
+    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
+    let settings = settings(PolicyKind::CachePlusLoad, 1.0);
+    let blocks: Arc<[BlockHash]> = Arc::from([]);
+    let ledger = Ledger::default();
+    let chosen = |now: u64, id: &str| {
+        let pick = ledger
+            .select_and_book(
+                Tick(now),
+                &settings,
+                &request(&blocks, id),
+                NamespaceId(0),
+                &blocks,
+                prospects.clone(),
+            )
+            .expect("two");
+        (pick.decision.chosen, pick.candidates.iter().map(|one| one.load.queued.0).collect::<Vec<_>>())
+    };
+    let free = chosen(0, "r").0;
+    let load = Load { active_blocks: 9, queued: Tokens(1_000), context: Tokens(1_000), requests: 1 };
+    prospects[free].account.replica_booked(Tick(0), outside::ReplicaId(7), load);
+    let (other, queued) = chosen(3_000, "r");
+    assert_eq!((other, queued[free]), (1 - free, 1_000), "it is busy with another router's work");
+    assert_eq!(chosen(3_001, "r"), (free, vec![0, 0]), "that has not been renewed");
+    let engine = outside::EngineLoad { waiting: 4, running: 0, used: None };
+    prospects[free].account.engine_reported(Tick(5_000), engine);
+    assert_eq!(chosen(5_000, "r").0, 1 - free, "its engine has four more than anybody booked");
+    assert_eq!(prospects[free].account.load(), Load::default(), "what it tells others is its own only");
+}
+
+/// An account's place is handed on when the account is gone, and with it goes
+/// what was predicted.
+#[test]
+fn seats_do_not_grow_with_the_churn_of_workers() {
+    let (ledger, blocks) = (Ledger::default(), Arc::<[BlockHash]>::from(ten_blocks()));
+    let settings = settings(PolicyKind::CachePlusLoad, 1.0);
+    for number in 0..200 {
+        let account = Arc::new(Account::default());
+        let prospect = Prospect { account: &account, ..prospect(number) };
+        let pick = ledger.select_and_book(
+            Tick(0),
+            &settings,
+            &request(&blocks, "r"),
+            NamespaceId(0),
+            &blocks,
+            [prospect],
+        );
+        let mut pick = pick.expect("one");
+        assert_eq!(pick.candidates[0].predicted, 0, "worker {number} is new");
+        // Its prefill is done and unconfirmed when the worker leaves.
+        pick.lease.first_byte(Tick(0), None);
+    }
+    assert!(ledger.seats() <= 8, "{} seats for one worker at a time", ledger.seats());
 }

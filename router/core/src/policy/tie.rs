@@ -53,46 +53,50 @@ impl TieBranch {
     }
 }
 
-/// The cheapest of the `open` candidates and what decided; `None` if none is
-/// open. Costs are finite.
+/// The cheapest of the candidates that no term rejects and what decided; `None`
+/// if all are rejected. Costs are finite.
 pub fn cheapest(
     request: &PickRequest<'_>,
     candidates: &[Candidate],
     terms: &[Terms],
-    open: Vec<usize>,
     ties: Ties,
 ) -> Option<(usize, TieBranch)> {
-    let lowest = open.iter().map(|at| terms[*at].cost).min_by(f64::total_cmp)?;
-    let mut tied = open;
-    tied.retain(|at| terms[*at].cost <= lowest);
-    if let [only] = tied[..] {
-        return Some((only, TieBranch::None));
+    let open = || terms.iter().enumerate().filter(|(_, terms)| terms.rejection.is_none());
+    let lowest = open().map(|(_, terms)| terms.cost).reduce(f64::min)?;
+    let tied = || open().filter(|(_, terms)| terms.cost <= lowest).map(|(at, _)| at);
+    let (first, more) = (tied().next()?, tied().nth(1).is_some());
+    if !more {
+        return Some((first, TieBranch::None));
     }
     if ties == Ties::Target {
-        return tied.first().map(|first| (*first, TieBranch::Target));
+        return Some((first, TieBranch::Target));
     }
-    let fewest = tied.iter().map(|at| candidates[*at].load.active_blocks).min()?;
-    tied.retain(|at| candidates[*at].load.active_blocks == fewest);
-    if let [only] = tied[..] {
-        return Some((only, TieBranch::ActiveBlocks));
+    let fewest = tied().map(|at| candidates[at].load.active_blocks).min()?;
+    let tied = || tied().filter(|at| candidates[*at].load.active_blocks == fewest);
+    let (first, more) = (tied().next()?, tied().nth(1).is_some());
+    if !more {
+        return Some((first, TieBranch::ActiveBlocks));
     }
-    let deepest = tied.iter().map(|at| candidates[*at].hits.total()).max()? as usize;
+    let deepest = tied().map(|at| candidates[at].hits.total()).max()? as usize;
     let (key, branch) = match request.blocks.get(deepest) {
         Some(block) => (block.0, TieBranch::RendezvousBlock),
         None => (xxh3_64_with_seed(request.id.as_bytes(), 0), TieBranch::RendezvousRequest),
     };
-    let chosen = tied.into_iter().max_by(|a, b| {
-        let (a, b) = (&candidates[*a].target, &candidates[*b].target);
-        // Equal hashes fall to the lower target, so `max_by` sees it as larger.
-        weight(key, a).cmp(&weight(key, b)).then_with(|| b.cmp(a))
-    })?;
+    let weighed = tied().map(|at| (weight(key, &candidates[at].target), at));
+    // Equal hashes fall to the lower target, which comes first.
+    let (_, chosen) = weighed.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
     Some((chosen, branch))
 }
 
+/// Rendezvous hash of a target: its name, a zero byte and its rank, seeded.
 fn weight(key: u64, target: &crate::ids::Target) -> u64 {
-    let mut name = Vec::with_capacity(64);
-    name.extend_from_slice(target.worker.as_str().as_bytes());
-    name.push(0);
-    name.extend_from_slice(&target.rank.0.to_le_bytes());
-    xxh3_64_with_seed(&name, key)
+    let (name, rank) = (target.worker.as_bytes(), target.rank.0.to_le_bytes());
+    let mut short = [0; 64];
+    let length = name.len() + 5;
+    let Some(room) = short.get_mut(..length) else {
+        return xxh3_64_with_seed(&[name, &[0], &rank].concat(), key);
+    };
+    room[..name.len()].copy_from_slice(name);
+    room[name.len() + 1..].copy_from_slice(&rank);
+    xxh3_64_with_seed(room, key)
 }

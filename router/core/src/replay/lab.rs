@@ -21,10 +21,12 @@ use super::report::with_digest;
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::events::envelope::Status;
 use crate::ids::{Epoch, Role, Target, WorkerId};
+use crate::json::canonical_json;
 use crate::policy::hits::usable;
-use crate::policy::tie::Ties;
-use crate::policy::{Candidate, Evidence, Load, Outcome, PickRequest, Settings, Terms, decide_with};
-use crate::receipts::canonical_json;
+use crate::policy::tie::{TieBranch, Ties};
+use crate::policy::{
+    Candidate, Evidence, Load, NoChoice, Outcome, Overload, PickRequest, Settings, Terms, decide_with,
+};
 use crate::trust::{Freshness, State, Trust, Verdict};
 use crate::units::{Millis, TierHits, Tokens};
 
@@ -66,14 +68,17 @@ pub struct LabReceipt {
     pub namespace: NamespaceId,
     /// Every worker, sorted by name.
     pub candidates: Vec<LabCandidate>,
-    /// The chosen one.
-    pub chosen: Target,
+    /// The chosen one; `None` when the cap rejected all.
+    pub chosen: Option<Target>,
+    /// What decided among equals; `None` when none was chosen.
+    pub tie: Option<TieBranch>,
     /// How the route ended.
     pub outcome: Outcome,
     /// Whether reuse was claimed by a view that was not exact.
     pub stale_claim: bool,
-    /// Modelled tick of the first byte: the latency proxy.
-    pub first_byte_tick: u64,
+    /// Modelled tick of the first byte: the latency proxy. `None` when none was
+    /// chosen.
+    pub first_byte_tick: Option<u64>,
 }
 
 /// One candidate as it stood.
@@ -133,13 +138,15 @@ pub struct LabSummary {
     pub dominated_choices: u64,
     /// Decisions in which a stale view claimed reuse.
     pub stale_claims: u64,
+    /// Requests that the cap sent away. No other figure counts them.
+    pub unrouted: u64,
     /// Ticks to the first byte, mean.
     pub latency_proxy_ticks: f64,
 }
 
 /// A rule that is broken on purpose, so that a test is seen to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mutant {
+pub enum Mutant {
     /// Blocks of any namespace are hits.
     TenantScopeRemoved,
     /// Events of an older life change the view.
@@ -157,7 +164,8 @@ pub fn run(trace: &LabTrace, model: LabModel, policies: &[Settings]) -> Vec<LabR
     run_with(trace, model, policies, None)
 }
 
-pub(super) fn run_with(
+/// [`run`], with a rule broken on purpose.
+pub fn run_with(
     trace: &LabTrace,
     model: LabModel,
     policies: &[Settings],
@@ -174,8 +182,8 @@ pub(super) fn run_with(
     runs
 }
 
-/// The runs as canonical JSON with their digest.
-pub fn to_json(trace: &LabTrace, model: LabModel, runs: &[LabRun]) -> String {
+/// The runs as canonical JSON with their digest. `overload` is that of all of them.
+pub fn to_json(trace: &LabTrace, model: LabModel, overload: Overload, runs: &[LabRun]) -> String {
     with_digest(json!({
         "schema_version": super::report::SCHEMA_VERSION,
         "modelled": "latencies and loads come from the service model below, none from an engine",
@@ -186,6 +194,7 @@ pub fn to_json(trace: &LabTrace, model: LabModel, runs: &[LabRun]) -> String {
             "block_tokens": trace.size.tokens(),
         },
         "model": model,
+        "overload": overload,
         "policies": runs,
     }))
 }
@@ -202,8 +211,8 @@ pub fn complete(trace: &LabTrace, receipt: &LabReceipt) -> Result<(), &'static s
     if !names.eq(trace.workers.iter().map(|worker| worker.name.as_str())) {
         return Err("candidates");
     }
-    let chosen = receipt.candidates.iter().find(|candidate| candidate.target == receipt.chosen);
-    chosen.map(|_| ()).ok_or("chosen")
+    let known = |target: &Target| receipt.candidates.iter().any(|candidate| candidate.target == *target);
+    if receipt.chosen.as_ref().is_none_or(known) { Ok(()) } else { Err("chosen") }
 }
 
 /// One policy's fleet.
@@ -277,19 +286,50 @@ impl<'a> World<'a> {
             size: trace.size,
             images: &[],
             session: None,
+            choices: 1,
         };
-        let decision = decide_with(settings, &pick, &candidates, self.turn.as_ref(), Ties::Target)
-            .expect("a lab trace has at least one worker, and there is no cap");
-        let chosen = &candidates[decision.chosen];
-        self.turn = Some(chosen.target.clone());
-        let first_byte_tick = self.workers[decision.chosen].book(
-            request,
-            chosen.hits.total() * u64::from(trace.size.tokens()),
-            self.model,
-        );
-        let mut records: Vec<LabCandidate> = candidates
+        let found = decide_with(settings, &pick, &candidates, self.turn.as_ref(), Ties::Target);
+        let (terms, decision) = match found {
+            Ok(decision) => (decision.terms.clone(), Some(decision)),
+            Err(NoChoice::Overloaded(terms)) => (terms, None),
+            Err(NoChoice::Empty) => (Vec::new(), None),
+        };
+        let chosen = decision.as_ref().map(|decision| decision.chosen);
+        let mut records = self.records(request, &candidates, &terms);
+        if self.mutant == Some(Mutant::CandidatesDropped)
+            && let Some(chosen) = chosen
+        {
+            records = vec![records.swap_remove(chosen)];
+        }
+        let block = u64::from(trace.size.tokens());
+        let first_byte_tick = chosen.map(|chosen| {
+            let cached = candidates[chosen].hits.total() * block;
+            self.workers[chosen].book(request, cached, self.model)
+        });
+        let chosen = chosen.map(|chosen| &candidates[chosen]);
+        let target = chosen.map(|chosen| chosen.target.clone());
+        if target.is_some() {
+            self.turn.clone_from(&target);
+        }
+        LabReceipt {
+            request_id: request.id.clone(),
+            tick: request.tick.0,
+            namespace: request.namespace,
+            candidates: records,
+            chosen: target,
+            tie: decision.as_ref().map(|decision| decision.tie),
+            outcome: decision.map_or(Outcome::NoTarget, |decision| decision.outcome),
+            stale_claim: chosen
+                .is_some_and(|chosen| chosen.claimed.total() > 0 && chosen.trust.state != State::Exact),
+            first_byte_tick,
+        }
+    }
+
+    /// The candidates as the receipt has them.
+    fn records(&self, request: &LabRequest, candidates: &[Candidate], terms: &[Terms]) -> Vec<LabCandidate> {
+        candidates
             .iter()
-            .zip(&decision.terms)
+            .zip(terms)
             .zip(&self.workers)
             .map(|((candidate, terms), worker)| LabCandidate {
                 target: candidate.target.clone(),
@@ -300,22 +340,9 @@ impl<'a> World<'a> {
                 shared_active: candidate.shared_active,
                 trust: candidate.trust,
                 terms: *terms,
-                dominated_by: dominated(candidate, &candidates),
+                dominated_by: dominated(candidate, candidates),
             })
-            .collect();
-        if self.mutant == Some(Mutant::CandidatesDropped) {
-            records = vec![records.swap_remove(decision.chosen)];
-        }
-        LabReceipt {
-            request_id: request.id.clone(),
-            tick: request.tick.0,
-            namespace: request.namespace,
-            candidates: records,
-            chosen: chosen.target.clone(),
-            outcome: decision.outcome,
-            stale_claim: chosen.claimed.total() > 0 && chosen.trust.state != State::Exact,
-            first_byte_tick,
-        }
+            .collect()
     }
 
     fn candidate(&self, worker: &Worker, request: &LabRequest) -> Candidate {
@@ -355,6 +382,7 @@ impl<'a> World<'a> {
             load,
             shared_active: worker.shared(request),
             images_seen: 0,
+            demand: Default::default(),
         }
     }
 
@@ -366,29 +394,33 @@ impl<'a> World<'a> {
         let mut last: BTreeMap<(NamespaceId, BlockHash), &Target> = BTreeMap::new();
         let (mut prompts, mut waited) = (0, 0);
         for (request, receipt) in self.trace.requests.iter().zip(receipts) {
-            let chosen = receipt.candidates.iter().find(|candidate| candidate.target == receipt.chosen);
+            summary.tenant_rejections +=
+                receipt.candidates.iter().filter(|candidate| candidate.rejected_other_namespace > 0).count()
+                    as u64;
+            summary.stale_claims += u64::from(receipt.stale_claim);
+            let (Some(target), Some(first_byte)) = (&receipt.chosen, receipt.first_byte_tick) else {
+                summary.unrouted += 1;
+                continue;
+            };
+            let chosen = receipt.candidates.iter().find(|candidate| candidate.target == *target);
             let hits = chosen.map_or(0, |chosen| chosen.hits);
             let uncached = request.prompt.0 - hits * block;
             prompts += request.prompt.0;
-            waited += receipt.first_byte_tick - receipt.tick;
+            waited += first_byte - receipt.tick;
             summary.recomputed_tokens += uncached;
             summary.hit_count += u64::from(hits > 0);
             summary.dominated_choices +=
                 u64::from(chosen.is_some_and(|chosen| chosen.dominated_by.is_some()));
-            summary.stale_claims += u64::from(receipt.stale_claim);
-            summary.tenant_rejections +=
-                receipt.candidates.iter().filter(|candidate| candidate.rejected_other_namespace > 0).count()
-                    as u64;
-            *work.entry(&receipt.chosen).or_default() += uncached;
+            *work.entry(target).or_default() += uncached;
             if let Some(first) = request.blocks.first() {
-                let before = last.insert((request.namespace, *first), &receipt.chosen);
-                summary.route_churn += u64::from(before.is_some_and(|before| *before != receipt.chosen));
+                let before = last.insert((request.namespace, *first), target);
+                summary.route_churn += u64::from(before.is_some_and(|before| before != target));
             }
         }
         let most = work.values().max().copied().unwrap_or(0);
         summary.hit_share = ratio(prompts - summary.recomputed_tokens, prompts);
         summary.load_max_over_mean = ratio(most * work.len() as u64, summary.recomputed_tokens);
-        summary.latency_proxy_ticks = ratio(waited, receipts.len() as u64);
+        summary.latency_proxy_ticks = ratio(waited, receipts.len() as u64 - summary.unrouted);
         summary
     }
 }

@@ -39,22 +39,32 @@ pub fn check(trace: &LabTrace, model: LabModel, settings: &Settings, run: &LabRu
         let facts: Vec<Facts> =
             (0..trace.workers.len()).map(|worker| facts(trace, model, run, number, worker)).collect();
         let place = |name: &str| trace.workers.iter().position(|worker| worker.name == name).unwrap_or(0);
-        let previous = number.checked_sub(1).map(|before| place(run.receipts[before].chosen.worker.as_str()));
+        let previous = run.receipts[..number].iter().rev().find_map(|before| before.chosen.as_ref());
+        let previous = previous.map(|chosen| place(chosen.worker.as_str()));
         let costs: Vec<f64> =
             (0..facts.len()).map(|at| cost(settings, trace, request, &facts, at, previous)).collect();
-        let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+        let open: Vec<usize> =
+            (0..facts.len()).filter(|at| takes(settings, trace, request, &facts[*at])).collect();
+        let least = open.iter().map(|at| costs[*at]).fold(f64::INFINITY, f64::min);
         // Sums in another order may differ in their last digit.
-        let near = |cost: &f64| cost - least <= 1e-9 * (1.0 + least.abs());
-        let first = costs.iter().position(near).unwrap_or(0);
-        let chosen = place(receipt.chosen.worker.as_str());
+        let near = |at: &usize| costs[*at] - least <= 1e-9 * (1.0 + least.abs());
+        let first = open.iter().copied().find(near);
+        let chosen = receipt.chosen.as_ref().map(|chosen| place(chosen.worker.as_str()));
+        let number_of = |at: Option<usize>| at.map_or(u64::MAX, |at| at as u64);
+        let Some(chosen) = chosen.filter(|_| chosen == first) else {
+            if chosen == first {
+                continue;
+            }
+            let (replay, oracle) = (number_of(chosen), number_of(first));
+            return Err(Difference { request: request.id.clone(), what: "worker", replay, oracle });
+        };
         let uncached = request.prompt.0 - facts[chosen].hits * u64::from(trace.size.tokens());
         let first_byte =
             facts[chosen].free_at.max(request.tick.0) + uncached.div_ceil(model.prefill_tokens_per_tick);
         let hits = receipt.candidates.get(chosen).map_or(0, |candidate| candidate.hits);
         for (what, replay, oracle) in [
-            ("worker", chosen as u64, first as u64),
             ("hit blocks", hits, facts[chosen].hits),
-            ("time of the first token", receipt.first_byte_tick, first_byte),
+            ("time of the first token", receipt.first_byte_tick.unwrap_or(u64::MAX), first_byte),
         ] {
             if replay != oracle {
                 return Err(Difference { request: request.id.clone(), what, replay, oracle });
@@ -74,7 +84,9 @@ fn facts(trace: &LabTrace, model: LabModel, run: &LabRun, number: usize, worker:
         request.blocks.iter().take_while(|hash| counts(hash)).count() as u64
     };
     let claimed = leading(&|hash| holds(trace, worker, &heard, request, hash));
-    let sound = if now.saturating_sub(last_news) <= model.budget_ticks { claimed } else { 0 };
+    // Until it is silent a view is exact, however short the budget.
+    let fresh = model.budget_ticks.max(model.silence_ticks);
+    let sound = if now.saturating_sub(last_news) <= fresh { claimed } else { 0 };
     let stays = stays(trace, model, run, number, worker);
     let shares = |stay: &Stay<'_>, hash: &BlockHash| {
         stay.request.is_some_and(|other| other.namespace == request.namespace && other.blocks.contains(hash))
@@ -100,8 +112,21 @@ fn facts(trace: &LabTrace, model: LabModel, run: &LabRun, number: usize, worker:
         queued: live.iter().filter(|stay| now < stay.first_byte).map(|stay| stay.uncached).sum(),
         context: live.iter().map(|stay| stay.prompt + made(stay)).sum(),
         requests: live.len() as u64,
-        free_at: stays.iter().filter(|stay| stay.uncached > 0).map(|stay| stay.first_byte).max().unwrap_or(0),
+        free_at: stays
+            .iter()
+            .filter(|stay| stay.uncached > 0)
+            .map(|stay| stay.first_byte)
+            .fold(snapshot.observed.0, u64::max),
     }
+}
+
+/// Whether the cap and the reserve let the request onto the worker.
+fn takes(settings: &Settings, trace: &LabTrace, request: &LabRequest, one: &Facts) -> bool {
+    let Some(cap) = settings.overload.max_queued.filter(|_| one.queued > 0) else { return true };
+    let cached = one.hits * u64::from(trace.size.tokens());
+    let after = one.queued + request.prompt.0.saturating_sub(cached);
+    let reserved = if one.hits > 0 { settings.overload.cold_reserve } else { 0.0 };
+    after <= (cap.0 as f64 * (1.0 - reserved)) as u64
 }
 
 /// Events of `worker` that were heard by then and are younger than all before.
@@ -172,7 +197,7 @@ fn stays<'a>(
         stays.push(Stay { request: None, prompt: runs, uncached: 0, decode: 0, first_byte: seen, end });
     }
     for (request, receipt) in trace.requests[..number].iter().zip(&run.receipts) {
-        if receipt.chosen.worker.as_str() != snapshot.name {
+        if receipt.chosen.as_ref().is_none_or(|chosen| chosen.worker.as_str() != snapshot.name) {
             continue;
         }
         let hits = receipt.candidates.get(worker).map_or(0, |candidate| candidate.hits);

@@ -11,9 +11,9 @@ use std::collections::BTreeSet;
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use super::fields::{Fields, Problem, TraceError};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::Epoch;
+use crate::json::fields::{Fields, Problem, TraceError};
 use crate::units::{BlockSize, Tick, Tokens};
 
 /// Version of the fields.
@@ -138,8 +138,16 @@ pub fn parse(text: &str) -> Result<LabTrace, TraceError> {
         return Err(root.wrong("workers", Problem::Expected("a list of at least one worker")));
     }
     workers.sort_by(|a, b| a.name.cmp(&b.name));
-    let events = root.objects("events", MAX_EVENTS)?;
-    let mut events = events.iter().map(|fields| event(fields, &workers)).collect::<Result<Vec<_>, _>>()?;
+    let mut events = Vec::new();
+    let mut places = BTreeSet::new();
+    for fields in root.objects("events", MAX_EVENTS)? {
+        let event = event(&fields, &workers)?;
+        // Two of one place would have no order but that of the file.
+        if !places.insert((event.tick, event.seq, event.worker, event.epoch)) {
+            return Err(fields.wrong("seq", Problem::Duplicate(event.seq.to_string())));
+        }
+        events.push(event);
+    }
     events.sort_by_key(|event| (event.tick, event.seq, event.worker, event.epoch));
     let mut requests = Vec::new();
     let mut ids = BTreeSet::new();
@@ -255,6 +263,10 @@ fn blocks(fields: &Fields<'_>, field: &str) -> Result<Vec<BlockHash>, TraceError
     let raw: Vec<&RawValue> = fields.list(field, MAX_TOKENS as usize, "a list of strings")?;
     let mut hashes = Vec::new();
     for item in raw {
+        // Ranges are short to write and long to hold.
+        if hashes.len() > MAX_TOKENS as usize {
+            break;
+        }
         let name: String = serde_json::from_str(item.get()).map_err(|_| wrong())?;
         match name.split_once("..") {
             None if name.is_empty() => return Err(wrong()),
@@ -266,6 +278,9 @@ fn blocks(fields: &Fields<'_>, field: &str) -> Result<Vec<BlockHash>, TraceError
                 hashes.extend((start..=end).map(|n| BlockHash(xxh3_64(format!("{prefix}/{n}").as_bytes()))));
             }
         }
+    }
+    if hashes.len() > MAX_TOKENS as usize {
+        return Err(fields.wrong(field, Problem::Limit { found: hashes.len() as u64, limit: MAX_TOKENS }));
     }
     Ok(hashes)
 }

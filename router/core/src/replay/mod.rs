@@ -9,12 +9,12 @@
 //! results are called modelled; [`report`] sums up, [`oracle`] recomputes it all.
 //! [`contender`] names what can be compared: our policies, and models of other
 //! routers' in [`peers`]. [`lab_trace`] and [`lab`] do the same for hand-made
-//! traces, decision by decision, with receipts.
+//! traces, decision by decision, with receipts; [`recorded`] makes the decisions in
+//! a router's own receipts again.
 
 pub mod cache;
 pub mod contender;
 pub mod engine;
-pub mod fields;
 pub mod lab;
 pub mod lab_oracle;
 pub mod lab_trace;
@@ -22,9 +22,11 @@ pub mod load;
 pub mod mooncake;
 pub mod oracle;
 pub mod peers;
+pub mod recorded;
 pub mod report;
 pub mod run;
 pub mod runs;
+pub mod study;
 pub mod trace;
 
 #[cfg(test)]
@@ -37,22 +39,28 @@ pub enum Format {
     Mooncake,
     /// [`runs`].
     Runs,
+    /// [`recorded`].
+    Receipts,
     /// [`lab_trace`].
     Lab,
 }
 
 impl Format {
-    /// The format by the first line: one of the two known objects, or the start
-    /// of something longer.
+    /// The format by the first line: one of the known objects, or the start of
+    /// something longer.
     pub fn of(text: &str) -> Self {
         let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
-        match fields::Fields::root(first, 1) {
+        match crate::json::fields::Fields::root(first, 1) {
             Ok(fields) if fields.has("s") => Self::Runs,
+            Ok(fields) if fields.has("kind") && fields.has("previous") => Self::Receipts,
             Ok(fields) if fields.has("schema_version") => Self::Lab,
             Ok(_) => Self::Mooncake,
             // A cut line of a line format is that format's to complain about.
             Err(_) if first.contains("\"hash_ids\"") || first.contains("\"timestamp\"") => Self::Mooncake,
             Err(_) if first.contains("\"runs\"") || first.trim_start().starts_with("{\"s\"") => Self::Runs,
+            Err(_) if first.starts_with("{\"attempt\":") || first.starts_with("{\"digest\":") => {
+                Self::Receipts
+            }
             Err(_) => Self::Lab,
         }
     }

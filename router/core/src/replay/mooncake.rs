@@ -8,8 +8,8 @@
 
 use rustc_hash::FxHashMap;
 
-use super::fields::{Fields, Problem, TraceError};
 use super::trace::{Chain, MAX_REQUESTS, MAX_TOKENS, TimedRequest, Trace};
+use crate::json::fields::{Fields, Problem, TraceError};
 use crate::units::{BlockSize, Tokens};
 
 /// Tokens per id.

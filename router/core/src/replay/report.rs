@@ -5,12 +5,13 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::contender::Contender;
 use super::run::{Plan, Run};
 use super::trace::Trace;
-use crate::receipts::canonical_json;
+use crate::json::canonical_json;
 
 /// Version of the report's fields.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -149,9 +150,11 @@ pub fn to_json(trace: &Trace, plan: &Plan, objective: Objective, rows: &[Summary
     with_digest(body)
 }
 
-/// `body` as canonical JSON, with the digest of the rest in `digest`.
+/// `body` as canonical JSON, with the digest of the rest in `digest`: SHA-256, so that
+/// any program can check it.
 pub(super) fn with_digest(mut body: Value) -> String {
-    let digest = format!("{:032x}", xxh3_128(canonical_json(&body).as_bytes()));
+    let sum = Sha256::digest(canonical_json(&body).as_bytes());
+    let digest: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
     if let Value::Object(fields) = &mut body {
         fields.insert("digest".to_owned(), Value::from(digest));
     }
@@ -161,7 +164,7 @@ pub(super) fn with_digest(mut body: Value) -> String {
 }
 
 /// The rows as CSV, with a head line.
-pub fn to_csv(rows: &[Summary]) -> String {
+pub fn to_csv<T: Serialize>(rows: &[T]) -> String {
     let mut text = String::new();
     for row in rows {
         let Ok(Value::Object(fields)) = serde_json::to_value(row) else { continue };

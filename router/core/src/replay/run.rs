@@ -195,6 +195,7 @@ impl<'a> Fleet<'a> {
             size: self.trace.size,
             images: &[],
             session: None,
+            choices: 1,
         };
         match contender {
             Contender::Shipped(settings) => {
@@ -291,5 +292,6 @@ fn candidate(name: String) -> Candidate {
         load: Load::default(),
         shared_active: 0,
         images_seen: 0,
+        demand: Default::default(),
     }
 }

@@ -13,8 +13,8 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::fields::{Fields, Problem, TraceError};
 use super::trace::{Chain, MAX_REQUESTS, MAX_TOKENS, TimedRequest, Trace};
+use crate::json::fields::{Fields, Problem, TraceError};
 use crate::units::{BlockSize, Tokens};
 
 /// Name of the format.

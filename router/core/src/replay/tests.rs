@@ -8,7 +8,7 @@ use super::report::{Objective, summarise, to_csv, to_json};
 use super::run::{InFlightCredit, Plan, run};
 use super::trace::{Trace, TraceError};
 use super::{lab_oracle, lab_trace, mooncake, oracle, runs};
-use crate::policy::{Outcome, PolicyKind, Settings};
+use crate::policy::{Outcome, Overload, PolicyKind, Settings};
 use crate::units::BlockSize;
 
 const LAB: &str = include_str!("../../../../tests/fixtures/traces/lab.json");
@@ -237,6 +237,25 @@ fn bad_session_traces_name_line_and_field() {
 }
 
 #[test]
+fn lab_events_have_one_order_and_ranges_a_limit() {
+    let check = |why: &str, from: &str, to: &str, message: &str| {
+        rejects(why, lab_trace::parse(&LAB.replacen(from, to, 1)), message);
+    };
+    check(
+        "two events of one place",
+        "\"seq\": 20, \"worker\": \"w2\", \"epoch\": 3",
+        "\"seq\": 20, \"worker\": \"w1\", \"epoch\": 5",
+        "line 14: events[4].seq: \"20\" is used twice",
+    );
+    check(
+        "ranges beyond the limit",
+        "\"report-3/7\"",
+        "\"a/1..8000\", \"b/1..8000\"",
+        "line 20: events[10].blocks: is 16000, and the limit is 8192",
+    );
+}
+
+#[test]
 fn bad_lab_traces_name_line_and_field() {
     let check = |why: &str, from: &str, to: &str, message: &str| {
         assert!(LAB.contains(from), "{why}: the fixture has {from}");
@@ -392,6 +411,23 @@ fn the_lab_oracle_agrees_under_every_policy_and_sees_a_mutant() {
 }
 
 #[test]
+fn a_cap_sends_requests_away_and_the_oracle_agrees() {
+    let mut trace = lab_trace::parse(LAB).expect("good");
+    // All at once, so that something waits everywhere.
+    trace.requests[..8].iter_mut().for_each(|request| request.tick = crate::units::Tick(0));
+    let overload = Overload { max_queued: Some(crate::units::Tokens(100)), cold_reserve: 0.5 };
+    let policies = PolicyKind::ALL.map(|policy| Settings { overload, ..settings(policy) });
+    let model = LabModel { budget_ticks: 1_000, ..LabModel::default() };
+    let runs = lab::run(&trace, model, &policies);
+    for (settings, run) in policies.iter().zip(&runs) {
+        assert_eq!(lab_oracle::check(&trace, model, settings, run), Ok(()), "{}", run.policy);
+        let away = run.receipts.iter().filter(|receipt| receipt.outcome == Outcome::NoTarget).count() as u64;
+        assert_eq!(run.summary.unrouted, away);
+    }
+    assert!(runs.iter().any(|run| run.summary.unrouted > 0), "the cap is low enough");
+}
+
+#[test]
 fn lab_objects_in_any_order_give_the_same_bytes() {
     let trace = lab_trace::parse(LAB).expect("good");
     let mut value: serde_json::Value = serde_json::from_str(LAB).expect("good");
@@ -404,6 +440,7 @@ fn lab_objects_in_any_order_give_the_same_bytes() {
         lab::to_json(
             trace,
             LabModel::default(),
+            Overload::default(),
             &lab::run(trace, LabModel::default(), &[Settings::default()]),
         )
     };

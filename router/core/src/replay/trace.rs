@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::blocks::BlockHash;
 use crate::units::{BlockSize, Tokens};
 
-pub use super::fields::{Problem, TraceError};
+pub use crate::json::fields::{Problem, TraceError};
 
 /// Most requests in one trace: ten days of a request a second.
 pub const MAX_REQUESTS: usize = 1 << 20;

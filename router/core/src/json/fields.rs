@@ -1,16 +1,15 @@
 //! Strict reading of JSON objects: every complaint names a line and a field.
 //!
-//! Traces are written by hand and by scripts, so the reader of an error is the
-//! author of the trace. Values stay unparsed slices of the text until a field is
+//! Traces are written by hand and by scripts, and receipts come from disks, so
+//! the reader of an error wants to know the place. Values stay unparsed slices of the text until a field is
 //! asked for; their place in the text gives the line.
 
-use std::fmt;
-
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Why a trace cannot be used.
+use super::canonical::{Entries, MAX_WHOLE, quoted};
+
+/// Why a trace, or a file of receipts, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {field}: {problem}")]
 pub struct TraceError {
@@ -72,6 +71,30 @@ pub enum Problem {
     /// A name that is taken.
     #[error("{0:?} is used twice")]
     Duplicate(String),
+    /// A label that means nothing.
+    #[error("is {0:?}, which is not one of its values")]
+    Label(String),
+    /// A version that this program does not read.
+    #[error("is {found}, and this program reads {known}")]
+    Version {
+        /// The version found.
+        found: u64,
+        /// The version that is read.
+        known: u64,
+    },
+    /// Equal values would have other bytes.
+    #[error("is not canonical JSON (RFC 8785)")]
+    NotCanonical,
+    /// A value does not follow from others.
+    #[error("is {found}, and {expected} was expected: {why}")]
+    Differs {
+        /// What stands there.
+        found: String,
+        /// What should stand there.
+        expected: String,
+        /// What it should follow from.
+        why: &'static str,
+    },
 }
 
 impl Problem {
@@ -88,6 +111,10 @@ impl Problem {
             Self::Chain { .. } => "chain",
             Self::UnknownName(_) => "unknown_name",
             Self::Duplicate(_) => "duplicate",
+            Self::Label(_) => "label",
+            Self::Version { .. } => "version",
+            Self::NotCanonical => "not_canonical",
+            Self::Differs { .. } => "differs",
         }
     }
 }
@@ -99,61 +126,36 @@ pub struct Fields<'a> {
     base: &'a str,
     /// Line of the base's first byte.
     first_line: usize,
-    /// Line of this object.
-    line: usize,
+    /// This object, a slice of the base.
+    text: &'a str,
     /// Where it is, with a dot behind it unless it is the root.
     path: String,
     entries: Vec<(String, &'a RawValue)>,
 }
 
-/// An object's entries in their order.
-struct Entries<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de> Deserialize<'de> for Entries<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Entries<'de>;
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("an object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Entries(entries))
-            }
-        }
-        deserializer.deserialize_map(Collect)
-    }
-}
-
 impl<'a> Fields<'a> {
     /// The object that `base` is. `line` is the line of its first byte.
     pub fn root(base: &'a str, line: usize) -> Result<Self, TraceError> {
-        Self::read(base, line, base, line, String::new())
+        Self::read(base, line, base, String::new())
     }
 
-    fn read(
-        base: &'a str,
-        first_line: usize,
-        text: &'a str,
-        line: usize,
-        path: String,
-    ) -> Result<Self, TraceError> {
-        let named = || if path.is_empty() { "object".to_owned() } else { path.clone() };
-        let Entries(entries) = serde_json::from_str(text).map_err(|error| TraceError {
-            line: line + error.line().max(1) - 1,
-            field: named(),
-            problem: if error.is_data() {
-                Problem::Expected("an object")
-            } else {
-                Problem::Json(plain(&error))
-            },
-        })?;
-        let path = if path.is_empty() { path } else { format!("{path}.") };
-        let fields = Self { base, first_line, line, path, entries };
+    fn read(base: &'a str, first_line: usize, text: &'a str, path: String) -> Result<Self, TraceError> {
+        let mut fields = Self { base, first_line, text, path, entries: Vec::new() };
+        match serde_json::from_str(text) {
+            Ok(Entries(entries)) => fields.entries = entries,
+            Err(error) => {
+                let line = fields.line_of(text) + error.line().max(1) - 1;
+                let field = if fields.path.is_empty() { "object".to_owned() } else { fields.path };
+                let problem = match error.is_data() {
+                    true => Problem::Expected("an object"),
+                    false => Problem::Json(plain(&error)),
+                };
+                return Err(TraceError { line, field, problem });
+            }
+        }
+        if !fields.path.is_empty() {
+            fields.path.push('.');
+        }
         for (at, (name, _)) in fields.entries.iter().enumerate() {
             if fields.entries[..at].iter().any(|(earlier, _)| earlier == name) {
                 return Err(fields.wrong(name, Problem::Repeated));
@@ -173,7 +175,7 @@ impl<'a> Fields<'a> {
     /// A complaint about `name`.
     pub fn wrong(&self, name: &str, problem: Problem) -> TraceError {
         let found = self.entries.iter().rev().find(|(known, _)| known == name);
-        let line = found.map_or(self.line, |(_, raw)| self.line_of(raw.get()));
+        let line = self.line_of(found.map_or(self.text, |(_, raw)| raw.get()));
         TraceError { line, field: format!("{}{name}", self.path), problem }
     }
 
@@ -238,9 +240,86 @@ impl<'a> Fields<'a> {
         let items: Vec<&'a RawValue> = self.list(name, limit, "a list of objects")?;
         let read = |(at, item): (usize, &&'a RawValue)| {
             let path = format!("{}{name}[{at}]", self.path);
-            Self::read(self.base, self.first_line, item.get(), self.line_of(item.get()), path)
+            Self::read(self.base, self.first_line, item.get(), path)
         };
         items.iter().enumerate().map(read).collect()
+    }
+
+    /// The object that must stand there.
+    pub fn object(&self, name: &str) -> Result<Fields<'a>, TraceError> {
+        let text = self.required(name)?.get();
+        Self::read(self.base, self.first_line, text, format!("{}{name}", self.path))
+    }
+
+    /// What `read` makes of the field, which must stand there; `None` for null.
+    pub fn nullable<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(&Self, &str) -> Result<T, TraceError>,
+    ) -> Result<Option<T>, TraceError> {
+        match self.entries.iter().find(|(known, _)| known == name) {
+            None => Err(self.wrong(name, Problem::Missing)),
+            Some((_, raw)) if raw.get() == "null" => Ok(None),
+            Some(_) => read(self, name).map(Some),
+        }
+    }
+
+    /// A whole number that every reader of JSON reads alike.
+    pub fn count(&self, name: &str) -> Result<u64, TraceError> {
+        self.whole(name, MAX_WHOLE)
+    }
+
+    /// A whole number, negative ones too.
+    pub fn integer(&self, name: &str) -> Result<i64, TraceError> {
+        let number = self.required(name)?.get().parse::<i64>();
+        number.map_err(|_| self.wrong(name, Problem::Expected("a whole number")))
+    }
+
+    /// The object as it stands there, without the field `name`. Canonical where
+    /// the object is.
+    pub fn without(&self, name: &str) -> String {
+        let mut text = String::with_capacity(self.text.len());
+        for (key, value) in self.entries.iter().filter(|(key, _)| key != name) {
+            text.push(if text.is_empty() { '{' } else { ',' });
+            text += &quoted(key);
+            text.push(':');
+            text += value.get();
+        }
+        text.push('}');
+        text
+    }
+
+    /// A finite number, rounded correctly.
+    pub fn number(&self, name: &str) -> Result<f64, TraceError> {
+        let number = self.required(name)?.get().parse::<f64>().ok();
+        number
+            .filter(|number| number.is_finite())
+            .ok_or_else(|| self.wrong(name, Problem::Expected("a number")))
+    }
+
+    /// `true` or `false`.
+    pub fn flag(&self, name: &str) -> Result<bool, TraceError> {
+        match self.required(name)?.get() {
+            "true" => Ok(true),
+            "false" => Ok(false),
+            _ => Err(self.wrong(name, Problem::Expected("true or false"))),
+        }
+    }
+
+    /// One of the values that `of` knows by their names.
+    pub fn choice<T>(&self, name: &str, of: impl FnOnce(&str) -> Option<T>) -> Result<T, TraceError> {
+        let text = self.text(name)?;
+        of(&text).ok_or_else(|| self.wrong(name, Problem::Label(text)))
+    }
+
+    /// A number of exactly `digits` lower-case hexadecimal digits, at most 32.
+    pub fn hexadecimal(&self, name: &str, digits: usize) -> Result<u128, TraceError> {
+        let text = self.text(name)?;
+        let plain = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let number = u128::from_str_radix(&text, 16).ok();
+        number
+            .filter(|_| text.len() == digits && text.bytes().all(plain))
+            .ok_or_else(|| self.wrong(name, Problem::Expected("hexadecimal digits, as many as it has")))
     }
 
     fn optional(&self, name: &str) -> Option<&'a RawValue> {

@@ -1,0 +1,342 @@
+"""Scenarios (a) to (i): what a platform engineer does, and what kvrouter must then show. (a) installs the chart that
+the others use; each runs in a namespace of its own. Docstrings are the titles that the runner prints.
+"""
+
+import json
+import os
+import time
+
+from lib import (
+    IMAGES, KEEP, LONG, MODEL, ROOT, SYSTEM, Failed, Load, admin, apply, chat, chosen, conditions, engines, expect, get, http,
+    kubectl, pool, ready, receipts, report, router, router_pods, run, service_url, wait, wait_condition,
+)
+
+SAMPLES = os.path.join(ROOT, "config", "samples", "simulated")
+
+
+def install(steps, upgrade=False):
+    """Installs the chart, or upgrades it, and waits for the operator."""
+    values = [
+        "--set", f"operator.image={IMAGES['kv-router-operator']}",
+        "--set", f"router.image={IMAGES['kv-router']}",
+        "--set", f"nats.image={IMAGES['nats-server']}",
+        "--set", "imagePullPolicy=Never",
+    ]
+    with steps.step("helm upgrade" if upgrade else "helm install"):
+        run("helm", "upgrade", "--install", "kvrouter", os.path.join(ROOT, "charts", "kvrouter"), "-n", SYSTEM,
+            "--create-namespace", "--wait", "--timeout", "60s", *values, timeout=90)
+
+
+def serve(steps, ns, engines_=None, pool_=None, router_=None):
+    """Engines, a pool and a router, up to Ready; gives the router's URL."""
+    with steps.step("engines, pool and router are Ready") as notes:
+        apply([*(engines_ or [engines("qwen")]), pool_ or pool("qwen"), router_ or router("front", "qwen")], ns)
+        wait_condition("kvrouter", "front", ns, "Ready", "True")
+        wait_condition("kvpool", "qwen", ns, "Ready", "True")
+        notes.append(kubectl("get", "kvr", "front", "-n", ns, "--no-headers").strip())
+    return service_url("front", ns)
+
+
+def wait_ready_workers(ns, count, timeout=60):
+    """Waits until every router of `front` may pick `count` workers, all of them with credit."""
+
+    def probe():
+        pods = [pod for pod in router_pods("front", ns) if ready(pod)]
+        for pod in pods:
+            workers = [worker for worker in report(pod)["workers"] if worker["ready"]]
+            if len(workers) != count or not all(target["credited"] for worker in workers for target in worker["targets"]):
+                raise Failed(f"{pod['metadata']['name']} sees {workers}")
+        return pods
+
+    return wait(f"{count} credited workers", probe, timeout)
+
+
+def sdk_chat(url, messages):
+    """A chat with the official SDK; the answer's text and the cached tokens that the engine reports."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=16)
+    details = answer.usage.prompt_tokens_details
+    return answer.choices[0].message.content, (details.cached_tokens if details else 0) or 0
+
+
+def a_install_and_talk(steps, ns):
+    """(a) helm install, kubectl apply, a conversation with the OpenAI SDK stays where its prefix is"""
+    install(steps)
+    with steps.step("kubectl apply -f config/samples/simulated; both Ready"):
+        kubectl("apply", "-n", ns, "-f", SAMPLES)
+        kubectl("wait", "-n", ns, "--for=condition=Ready", "kvrouter/sim", "kvpool/sim", "--timeout=120s", timeout=150)
+    pod, = [pod for pod in router_pods("sim", ns) if ready(pod)][:1]
+    url = f"http://{pod['status']['podIP']}:8000"
+    with steps.step("turn two lands on turn one's worker, with cached tokens") as notes:
+        messages = [{"role": "system", "content": LONG}, {"role": "user", "content": "When is breakfast?"}]
+        answer, _ = sdk_chat(url, messages)
+        first = chosen(receipts(pod, 1)[0])
+        for number in range(3):
+            chat(url, f"something else {number}")
+        wait("turn one in the view", lambda: block_count(pod, first) > 0, 20)
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And when is my room cleaned?"}]
+        _, cached = sdk_chat(url, messages)
+        second = receipts(pod, 1)[0]
+        expect(chosen(second) == first, f"turn one went to {first}, turn two to {chosen(second)}")
+        expect(cached > 0, "the engine reports no cached tokens")
+        expect(second["predicted_hit_tokens"] == cached, f"predicted {second['predicted_hit_tokens']}, the engine says {cached}")
+        notes.append(f"{cached} tokens cached, as predicted, on {first}")
+    with steps.step("the Service answers, the cache view agrees"):
+        status, _ = chat(service_url("sim", ns), "Hello")
+        expect(status == 200, f"the Service answered {status}")
+        expect(block_count(pod, first) > 0, "the cache view of the chosen worker is empty")
+    with steps.step("kubectl get kvr,kvpool") as notes:
+        notes.append("\n" + kubectl("get", "kvr,kvpool", "-n", ns, "-o", "wide"))
+    if not KEEP:
+        with steps.step("a namespace that is deleted takes everything along"):
+            kubectl("delete", "namespace", ns, "--wait=true", timeout=120)
+
+
+def block_count(pod, worker):
+    with admin(pod) as url:
+        return http(f"{url}/v1/admin/cache-view/{worker}")[2]["block_count"]
+
+
+def b_engine_killed(steps, ns):
+    """(b) an engine pod is killed: it leaves the picks within a second, conditions and events follow, then it heals"""
+    url = serve(steps, ns, [engines("qwen", replicas=3)])
+    (pod, *_), _ = wait_ready_workers(ns, 3)
+    chat(url, "warm up")
+    victim_address = chosen(receipts(pod, 1)[0])
+    victim = next(p for p in get("pods", None, ns, "app=qwen") if victim_address.startswith(f"{p['status']['podIP']}:"))
+    name = victim["metadata"]["name"]
+    with steps.step(f"kubectl delete pod {name}: no longer a candidate") as notes:
+        known = time.monotonic()
+        kubectl("delete", "pod", name, "-n", ns, "--grace-period=1", "--wait=false")
+        wait("the worker leaves the report", lambda: victim_address not in [w["worker"] for w in report(pod)["workers"] if w["ready"]], 10, 0.05)
+        seconds = time.monotonic() - known
+        expect(seconds < 1.5, f"it stayed a candidate for {seconds:.1f} s")
+        notes.append(f"after {seconds:.2f} s")
+    with steps.step("the next turn goes elsewhere and is served"):
+        status, _ = chat(url, "warm up")
+        expect(status == 200, f"status {status}")
+        expect(chosen(receipts(pod, 1)[0]) != victim_address, "the dead worker was picked")
+    with steps.step("its successor joins"):
+        wait_ready_workers(ns, 3)
+        wait_condition("kvpool", "qwen", ns, "Ready", "True")
+
+
+def c_other_page_size(steps, ns):
+    """(c) a pod with another page size joins: PageSizeParity names it"""
+    serve(steps, ns)
+    apply(engines("odd", replicas=1, page_size=32), ns)
+    odd, _ = wait("the odd pod", lambda: next((p for p in get("pods", None, ns, "workload=odd") if ready(p)), None))
+    name = odd["metadata"]["name"]
+    with steps.step("PageSizeParity=False names the pod; Degraded, still Ready") as notes:
+        seen, _ = wait_condition("kvpool", "qwen", ns, "PageSizeParity", "False", mentions=[name])
+        wait_condition("kvpool", "qwen", ns, "Degraded", "True")
+        expect(conditions("kvpool", "qwen", ns)["Ready"]["status"] == "True", "the pool is not Ready")
+        notes.append(seen["message"])
+    with steps.step("RequireParity keeps it out of the picks"):
+        kubectl("patch", "kvpool", "qwen", "-n", ns, "--type=merge", "-p", '{"spec":{"pageSizePolicy":"RequireParity"}}')
+        address = f"{odd['status']['podIP']}:8000"
+
+        def excluded():
+            for pod in router_pods("front", ns):
+                worker = next(w for w in report(pod)["workers"] if w["worker"] == address)
+                if worker["ready"] or worker["reason"] != "page_size":
+                    raise Failed(f"{address} is ready={worker['ready']} {worker['reason']}")
+            return True
+
+        wait("the odd worker is excluded", excluded, 30)
+    with steps.step("without it parity is back"):
+        kubectl("delete", "deployment", "odd", "-n", ns)
+        wait_condition("kvpool", "qwen", ns, "PageSizeParity", "True")
+
+
+def seeds(ns, selector):
+    """PYTHONHASHSEED of the running engine containers, by pod."""
+    found = {}
+    for pod in get("pods", None, ns, selector):
+        if "deletionTimestamp" not in pod["metadata"]:
+            env = pod["spec"]["containers"][0].get("env", [])
+            found[pod["metadata"]["uid"]] = next((e.get("value") for e in env if e["name"] == "PYTHONHASHSEED"), None)
+    return found
+
+
+def d_hash_seed(steps, ns):
+    """(d) PYTHONHASHSEED is set on a named Deployment, once, and nothing of ours restarts engines again"""
+    spec = {"workloads": [{"kind": "Deployment", "name": "qwen"}], "hashSeed": {"policy": "Enforce", "value": 7}}
+    with steps.step("the running pods have the seed"):
+        apply([engines("qwen"), pool("qwen", **spec), router("front", "qwen")], ns)
+
+        def seeded():
+            found = seeds(ns, "app=qwen")
+            if set(found.values()) != {"7"} or len(found) != 2:
+                raise Failed(f"seeds {found}")
+            return found
+
+        found, _ = wait("seed 7 in both pods", seeded, 120)
+        wait_condition("kvpool", "qwen", ns, "HashSeedStable", "True", "SeedSet")
+    for what, act in (
+        ("a second reconcile", lambda: kubectl("annotate", "kvpool", "qwen", "-n", ns, f"test/touched={time.time()}", "--overwrite")),
+        ("an operator restart", restart_operator),
+        ("an operator upgrade", lambda: upgrade_operator(steps)),
+    ):
+        with steps.step(f"{what} restarts no engine"):
+            act()
+            time.sleep(4)
+            expect(seeds(ns, "app=qwen").keys() == found.keys(), f"{what} replaced engine pods")
+    with steps.step("a value that the user set is left alone and named"):
+        apply(engines("own", seed=3), ns)
+        kubectl("patch", "kvpool", "qwen", "-n", ns, "--type=merge", "-p", json.dumps(
+            {"spec": {"workloads": [{"kind": "Deployment", "name": "qwen"}, {"kind": "Deployment", "name": "own"}]}}))
+        wait_condition("kvpool", "qwen", ns, "HashSeedStable", "False", "SeedDiffers")
+        expect(set(seeds(ns, "workload=own").values()) == {"3"}, "the user's value was overwritten")
+
+
+def restart_operator():
+    kubectl("rollout", "restart", "deployment", "-n", SYSTEM, "-l", "app.kubernetes.io/name=kv-router-operator")
+    kubectl("rollout", "status", "deployment", "-n", SYSTEM, "-l", "app.kubernetes.io/name=kv-router-operator", "--timeout=60s")
+
+
+def upgrade_operator(steps):
+    """The same chart under another tag of the same operator and router images."""
+    install(steps, upgrade=True)
+
+
+def e_live_edit_and_rollout(steps, ns):
+    """(e) weights change live; a new image rolls without a truncated stream under load"""
+    url = serve(steps, ns, router_=router("front", "qwen", replicas=2))
+    before = {pod["metadata"]["uid"] for pod in router_pods("front", ns)}
+    with steps.step("a weight edit reaches every router in under 3 s, without a restart") as notes:
+        edited = time.monotonic()
+        kubectl("patch", "kvr", "front", "-n", ns, "--type=merge", "-p", '{"spec":{"overlapWeights":{"default":3.5}}}')
+
+        def applied():
+            wanted = get("kvrouter", "front", ns)["status"]["configHash"].split("/")[1]
+            return all(report(pod)["config"]["live"] == wanted for pod in router_pods("front", ns)) and weights(ns) == {3.5}
+
+        wait("3.5 in all routers", applied, 15, 0.1)
+        seconds = time.monotonic() - edited
+        expect(seconds < 3, f"it took {seconds:.1f} s")
+        notes.append(f"{seconds:.1f} s")
+        expect({pod["metadata"]["uid"] for pod in router_pods("front", ns)} == before, "routers were restarted")
+        wait_condition("kvrouter", "front", ns, "ConfigApplied", "True")
+    with steps.step("another image rolls under load, no stream is cut") as notes:
+        with Load(url) as load:
+            wait("some answers", lambda: load.whole > 20, 30)
+            kubectl("patch", "kvr", "front", "-n", ns, "--type=merge", "-p", json.dumps({"spec": {"image": f"{IMAGES['kv-router']}-next"}}))
+
+            def rolled():
+                pods = router_pods("front", ns)
+                images = {pod["spec"]["containers"][0]["image"] for pod in pods}
+                uids = {pod["metadata"]["uid"] for pod in pods}
+                return images == {f"{IMAGES['kv-router']}-next"} and not uids & before and all(map(ready, pods)) and len(pods) == 2
+
+            wait("both routers replaced", rolled, 120)
+            at_roll = load.whole
+            wait("answers after the rollout", lambda: load.whole > at_roll + 20, 30)
+        expect(not load.errors, f"{len(load.errors)} streams failed, first: {load.errors[:1]}")
+        notes.append(f"{load.whole} streams whole")
+
+
+def weights(ns):
+    """The overlap weights that receipts of fresh decisions were made with."""
+    found = set()
+    for pod in router_pods("front", ns):
+        chat(f"http://{pod['status']['podIP']}:8000", "which weight")
+        found.add(receipts(pod, 1)[0]["settings"]["overlap"]["default"])
+    return found
+
+
+def f_nats_killed(steps, ns):
+    """(f) the broker is killed and comes back: requests go on, conditions say so and recover"""
+    spec = {"workloads": [{"kind": "Deployment", "name": "qwen"}], "kvEvents": {"bridge": "Inject"}}
+    url = serve(steps, ns, pool_=pool("qwen", transport="NATS", **spec))
+    wait_ready_workers(ns, 2)
+    broker = ("-n", SYSTEM, "deployment", "-l", "app.kubernetes.io/component=nats")
+    with Load(url, threads=2) as load:
+        with steps.step("broker gone: EventsConnected=False, requests go on"):
+            kubectl("scale", *broker, "--replicas=0")
+            wait_condition("kvrouter", "front", ns, "EventsConnected", "False", "NatsUnreachable", timeout=120)
+            expect(conditions("kvrouter", "front", ns)["Ready"]["status"] == "True", "the router is not Ready")
+            whole = load.whole
+            wait("answers without a broker", lambda: load.whole > whole + 5, 30)
+        with steps.step("broker back: conditions recover, views are credited again"):
+            kubectl("scale", *broker, "--replicas=1")
+            wait_condition("kvrouter", "front", ns, "EventsConnected", "True", timeout=120)
+            wait_ready_workers(ns, 2)
+    expect(not load.errors, f"{len(load.errors)} requests failed, first: {load.errors[:1]}")
+
+
+def g_api_server_killed(steps, ns):
+    """(g) the API server is killed and comes back: routing goes on"""
+    script = os.environ.get("KVROUTER_E2E_APISERVER")
+    url = serve(steps, ns)
+    wait_ready_workers(ns, 2)
+    if not script:
+        steps.skip("this cluster's API server is not ours to kill")
+        return
+    with Load(url, threads=2) as load:
+        with steps.step("API server down for 20 s: every request is served") as notes:
+            run(script, "stop")
+            whole = load.whole
+            time.sleep(20)
+            expect(load.whole > whole + 20, f"only {load.whole - whole} answers in 20 s")
+            notes.append(f"{load.whole - whole} answers")
+            run(script, "start", timeout=60)
+        with steps.step("it is back: a new engine is found, conditions hold"):
+            wait("the API", lambda: kubectl("get", "--raw", "/readyz"), 60)
+            kubectl("scale", "deployment", "qwen", "-n", ns, "--replicas=3")
+            wait_ready_workers(ns, 3)
+            wait_condition("kvrouter", "front", ns, "Ready", "True")
+    expect(not load.errors, f"{len(load.errors)} requests failed, first: {load.errors[:1]}")
+
+
+def h_drain(steps, ns):
+    """(h) a node is drained: routers and engines move, no stream is cut"""
+    nodes = [node["metadata"]["name"] for node in get("nodes")]
+    if len(nodes) < 2:
+        steps.skip("one node only")
+        return
+    url = serve(steps, ns, [engines("qwen", replicas=4)], router_=router("front", "qwen", replicas=2))
+    wait_ready_workers(ns, 4)
+    node = max(nodes, key=lambda n: sum(p["spec"].get("nodeName") == n for p in router_pods("front", ns)))
+    try:
+        with steps.step(f"kubectl drain {node}"):
+            kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", timeout=150)
+        with steps.step("everything is Ready on the other node"):
+            wait_ready_workers(ns, 4, 120)
+            wait_condition("kvrouter", "front", ns, "RouterAvailable", "True")
+            expect(chat(url, "still there?")[0] == 200, "no answer after the drain")
+    finally:
+        kubectl("uncordon", node)
+
+
+def i_delete_everything(steps, ns):
+    """(i) everything is deleted in an arbitrary order and uninstalled: nothing is left"""
+    serve(steps, ns)
+    with steps.step("pool first, then the router, then the chart"):
+        kubectl("delete", "kvpool", "qwen", "-n", ns, "--wait=true", timeout=60)
+        wait_condition("kvrouter", "front", ns, "ResolvedRefs", "False", "PoolNotFound")
+        expect(chat(service_url("front", ns), "still serving?")[0] == 200, "routers stopped when the pool went")
+        kubectl("delete", "kvr", "front", "-n", ns, "--wait=true", timeout=60)
+        wait("no children", lambda: not children(ns), 60)
+        run("helm", "uninstall", "kvrouter", "-n", SYSTEM, "--wait", timeout=120)
+        kubectl("delete", "namespace", SYSTEM, "--wait=true", timeout=120)
+    with steps.step("CRDs are kept, then deleted; the cluster is as before"):
+        crds = [c["metadata"]["name"] for c in get("customresourcedefinitions") if c["metadata"]["name"].endswith(".kvrouter.dev")]
+        expect(len(crds) == 2, f"CRDs after uninstall: {crds}")
+        kubectl("delete", "crd", *crds, "--wait=true", timeout=60)
+        for kind in ("clusterroles", "clusterrolebindings"):
+            left = [o["metadata"]["name"] for o in get(kind) if "kvrouter" in o["metadata"]["name"]]
+            expect(not left, f"{kind} left: {left}")
+
+
+def children(ns):
+    kinds = "deployments,services,configmaps,serviceaccounts,rolebindings,poddisruptionbudgets"
+    return [f"{o['kind']}/{o['metadata']['name']}" for o in get(kinds, None, ns, "app.kubernetes.io/managed-by=kvrouter-operator")]
+
+
+SCENARIOS = {
+    "a": a_install_and_talk, "b": b_engine_killed, "c": c_other_page_size, "d": d_hash_seed, "e": e_live_edit_and_rollout,
+    "f": f_nats_killed, "g": g_api_server_killed, "h": h_drain, "i": i_delete_everything,
+}

@@ -1,0 +1,354 @@
+//! What the named workloads should have. Pure, and cannot fail.
+//!
+//! Only what is missing is asked for. A value that the user set is never
+//! overwritten; what we set is known by annotations of the pod template, so
+//! that it can follow the spec. A bridge that is there is replaced only when
+//! the spec has changed, never because the operator has.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Capabilities, Container, EmptyDirVolumeSource, EnvVar, EnvVarSource, KeyToPath, ObjectFieldSelector,
+    ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kvrouter_crds::config::digest;
+use kvrouter_crds::pool::{Bridge as BridgeMode, HashSeedPolicy, SecretKeyRef, WorkloadKind, WorkloadRef};
+use serde_json::{Value, json};
+
+use super::validate::{Broker, Target, ValidPool};
+use crate::config::ChildFlags;
+
+/// Name of the injected container.
+pub const BRIDGE: &str = "kvrouter-bridge";
+/// The variable that fixes Python's string hashes.
+pub const SEED_VARIABLE: &str = "PYTHONHASHSEED";
+/// Annotation of a pod template: the seed that we set in it.
+pub const SEED_ANNOTATION: &str = "kvrouter.dev/hash-seed";
+/// Annotation of a pod template: digest of the settings of the bridge that we put into it.
+pub const BRIDGE_ANNOTATION: &str = "kvrouter.dev/bridge-settings";
+
+/// Variable of the bridge's container with the pod's address.
+const POD_IP: &str = "KVROUTER_POD_IP";
+/// Where the bridge finds the broker's credentials, and the name of their volume.
+const CREDENTIALS: (&str, &str) = ("kvrouter-nats", "/etc/kvrouter-nats");
+/// Where the bridge finds the identity seed, and the name of its volume.
+const IDENTITY: (&str, &str) = ("kvrouter-identity", "/etc/kvrouter-identity");
+/// What the bridge remembers between two lives of its container, and the name of its volume.
+const STATE: (&str, &str) = ("kvrouter-bridge-state", "/var/lib/kvrouter-bridge");
+/// Neither root nor anybody else; the same as in our images.
+const USER: i64 = 65532;
+
+/// What one workload should have and lacks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WantedPatch {
+    /// The workload.
+    pub reference: WorkloadRef,
+    /// Its uid.
+    pub uid: String,
+    /// Its version: a patch of any other one must fail.
+    pub resource_version: String,
+    /// Name of the engine's container.
+    pub container: String,
+    /// PYTHONHASHSEED, where the engine's container lacks it or has an older one of ours.
+    pub seed: Option<String>,
+    /// The bridge, where it lacks or is of older settings.
+    pub bridge: Option<Bridge>,
+    /// Digest of all that the spec asks for of this workload, whether it is
+    /// there or not. Another digest is another spec: what was reverted may be
+    /// tried again. An operator's release does not enter it. None where the spec
+    /// asks for nothing.
+    pub digest: Option<String>,
+    /// A bridge of ours is there, with the right settings and another image:
+    /// said, not changed.
+    pub outdated_bridge: Option<OutdatedBridge>,
+}
+
+/// The bridge, what it mounts and the digest of its settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bridge {
+    /// The native sidecar.
+    pub container: Container,
+    /// Volumes that it mounts.
+    pub volumes: Vec<Volume>,
+    /// Value of [`BRIDGE_ANNOTATION`].
+    pub settings: String,
+}
+
+/// A bridge of another release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutdatedBridge {
+    /// Image that it runs.
+    pub image: String,
+    /// A sentence with the command that updates it.
+    pub message: String,
+}
+
+impl WantedPatch {
+    /// Whether nothing is missing.
+    pub fn is_empty(&self) -> bool {
+        self.seed.is_none() && self.bridge.is_none()
+    }
+
+    /// The body of a strategic merge patch of the workload; the API server
+    /// refuses it for any other version of the object.
+    pub fn strategic_merge(&self) -> Value {
+        let mut annotations = BTreeMap::new();
+        let mut pod = json!({});
+        if let Some(seed) = &self.seed {
+            annotations.insert(SEED_ANNOTATION, seed.clone());
+            let variable = json!({"name": SEED_VARIABLE, "value": seed});
+            pod["containers"] = json!([{"name": self.container, "env": [variable]}]);
+        }
+        if let Some(bridge) = &self.bridge {
+            annotations.insert(BRIDGE_ANNOTATION, bridge.settings.clone());
+            pod["initContainers"] = json!([bridge.container]);
+            pod["volumes"] = json!(bridge.volumes);
+        }
+        json!({
+            "metadata": {"resourceVersion": self.resource_version, "uid": self.uid},
+            "spec": {"template": {"metadata": {"annotations": annotations}, "spec": pod}},
+        })
+    }
+}
+
+/// What every target of the pool should have, in the order of the spec.
+pub fn build(pool: &ValidPool, flags: &ChildFlags) -> Vec<WantedPatch> {
+    pool.targets.iter().map(|target| patch(pool, target, flags)).collect()
+}
+
+fn patch(pool: &ValidPool, target: &Target, flags: &ChildFlags) -> WantedPatch {
+    let seed = wanted_seed(pool);
+    let bridge = wanted_bridge(pool, flags);
+    let settings = bridge.as_ref().map_or("", |bridge| &bridge.settings);
+    let asked = format!("seed={}\nbridge={settings}\n", seed.as_deref().unwrap_or_default());
+    let asks = seed.is_some() || bridge.is_some();
+    WantedPatch {
+        reference: target.reference.clone(),
+        uid: target.facts.uid.clone(),
+        resource_version: target.facts.resource_version.clone(),
+        container: target.container.clone(),
+        seed: seed.filter(|seed| lacks_seed(target, seed)),
+        outdated_bridge: bridge.as_ref().and_then(|bridge| outdated(target, bridge)),
+        bridge: bridge.filter(|bridge| lacks_bridge(target, &bridge.settings)),
+        digest: asks.then(|| digest(&asked)),
+    }
+}
+
+fn wanted_seed(pool: &ValidPool) -> Option<String> {
+    let seed = pool.spec.hash_seed;
+    (seed.policy == HashSeedPolicy::Enforce).then(|| seed.value.to_string())
+}
+
+/// Whether the variable is absent, or is an older one of ours. A value of the
+/// user's stays, wherever it comes from, and so does one that a command sets.
+fn lacks_seed(target: &Target, seed: &str) -> bool {
+    let container = containers(target).find(|container| container.name == target.container);
+    let Some(container) = container else { return false };
+    match container.env.iter().flatten().find(|variable| variable.name == SEED_VARIABLE) {
+        Some(variable) => {
+            let ours = annotation(target, SEED_ANNOTATION);
+            let current = variable.value.as_deref();
+            ours.is_some() && ours == current && current != Some(seed)
+        }
+        None => !words(container).any(|word| word.contains("PYTHONHASHSEED=")),
+    }
+}
+
+fn words(container: &Container) -> impl Iterator<Item = &String> {
+    container.command.iter().flatten().chain(container.args.iter().flatten())
+}
+
+/// Whether there is no bridge, or one of ours with older settings. One that
+/// carries no annotation is the user's.
+fn lacks_bridge(target: &Target, settings: &str) -> bool {
+    let ours = annotation(target, BRIDGE_ANNOTATION);
+    match present_bridge(target) {
+        Some(_) => ours.is_some_and(|ours| ours != settings),
+        None => true,
+    }
+}
+
+fn outdated(target: &Target, bridge: &Bridge) -> Option<OutdatedBridge> {
+    let ours = annotation(target, BRIDGE_ANNOTATION) == Some(&*bridge.settings);
+    let image = present_bridge(target)?.image.clone()?;
+    let wanted = bridge.container.image.as_deref()?;
+    if !ours || image == wanted {
+        return None;
+    }
+    let kind = match target.reference.kind {
+        WorkloadKind::Deployment => "deployment",
+        WorkloadKind::StatefulSet => "statefulset",
+    };
+    let name = &target.reference.name;
+    let message = format!(
+        "The bridge of {kind} {name} runs {image}, this operator's is {wanted}; when the engines may restart, run: \
+         kubectl set image {kind}/{name} {BRIDGE}={wanted}"
+    );
+    Some(OutdatedBridge { image, message })
+}
+
+fn present_bridge(target: &Target) -> Option<&Container> {
+    let spec = target.facts.template.spec.as_ref()?;
+    let beside = spec.init_containers.iter().flatten();
+    beside.chain(&spec.containers).find(|container| container.name == BRIDGE)
+}
+
+fn containers(target: &Target) -> impl Iterator<Item = &Container> {
+    target.facts.template.spec.iter().flat_map(|spec| &spec.containers)
+}
+
+fn annotation<'a>(target: &'a Target, key: &str) -> Option<&'a str> {
+    target.facts.template.metadata.as_ref()?.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+fn wanted_bridge(pool: &ValidPool, flags: &ChildFlags) -> Option<Bridge> {
+    if pool.spec.kv_events.bridge != BridgeMode::Inject {
+        return None;
+    }
+    let broker = pool.broker.as_ref()?;
+    let identity = pool.spec.identity_seed_secret_ref.as_ref();
+    let mut mounts = vec![mount(STATE.0, STATE.1, false)];
+    let state = EmptyDirVolumeSource { size_limit: Some(quantity("64Mi")), ..Default::default() };
+    let mut volumes = vec![Volume { name: STATE.0.to_owned(), empty_dir: Some(state), ..Default::default() }];
+    for (secret, (name, path)) in [(broker.credentials.as_ref(), CREDENTIALS), (identity, IDENTITY)] {
+        if let Some(secret) = secret {
+            volumes.push(secret_volume(name, secret));
+            mounts.push(mount(name, path, true));
+        }
+    }
+    let container = Container {
+        name: BRIDGE.to_owned(),
+        image: Some(flags.bridge_image().to_owned()),
+        restart_policy: Some("Always".to_owned()),
+        args: Some(arguments(pool, broker)),
+        env: Some(vec![pod_ip(), variable("KVROUTER_LOG_JSON", "true")]),
+        resources: Some(resources()),
+        security_context: Some(security_context()),
+        volume_mounts: Some(mounts),
+        ..Default::default()
+    };
+    Some(Bridge { container, volumes, settings: settings_digest(pool, broker) })
+}
+
+/// What the spec says of the bridge, in a form of its own: the arguments may be
+/// spelt otherwise by a later release, which must not change a template.
+fn settings_digest(pool: &ValidPool, broker: &Broker) -> String {
+    let secret = |secret: Option<&SecretKeyRef>| {
+        secret.map_or_else(String::new, |secret| format!("{}/{}", secret.name, secret.key))
+    };
+    let spec = &pool.spec;
+    let facts = [
+        ("pool", format!("{}/{}", pool.namespace, pool.name)),
+        ("port", first_port(pool).to_string()),
+        ("events", spec.kv_events.port.to_string()),
+        ("replay", spec.kv_events.replay_port.to_string()),
+        ("url", broker.url.clone()),
+        ("prefix", broker.subject_prefix.clone()),
+        ("credentials", secret(broker.credentials.as_ref())),
+        ("identity", secret(spec.identity_seed_secret_ref.as_ref())),
+        ("model", spec.model.name.clone()),
+        ("revision", spec.model.revision.clone()),
+        ("block", spec.block_size.to_string()),
+    ];
+    let lines: Vec<String> = facts.into_iter().map(|(key, value)| format!("{key}={value:?}")).collect();
+    digest(&lines.join("\n"))
+}
+
+fn arguments(pool: &ValidPool, broker: &Broker) -> Vec<String> {
+    let spec = &pool.spec;
+    let mut arguments = vec!["bridge".to_owned()];
+    let mut flag = |name: &str, value: String| arguments.push(format!("--{name}={value}"));
+    flag("worker", format!("$({POD_IP}):{}", first_port(pool)));
+    flag("kv-events", format!("tcp://127.0.0.1:{}", spec.kv_events.port));
+    flag("kv-replay", format!("tcp://127.0.0.1:{}", spec.kv_events.replay_port));
+    flag("nats-url", broker.url.clone());
+    if let Some(secret) = &broker.credentials {
+        flag("nats-credentials", format!("{}/{}", CREDENTIALS.1, secret.key));
+    }
+    flag("subject-prefix", broker.subject_prefix.clone());
+    flag("namespace", pool.namespace.clone());
+    flag("pool", pool.name.clone());
+    // The kubelet replaces $(VAR): $$ stays a dollar sign.
+    flag("model", spec.model.name.replace('$', "$$"));
+    flag("revision", spec.model.revision.replace('$', "$$"));
+    flag("block-size", spec.block_size.to_string());
+    if let Some(secret) = &spec.identity_seed_secret_ref {
+        flag("identity-seed-file", format!("{}/{}", IDENTITY.1, secret.key));
+    }
+    flag("state-dir", STATE.1.to_owned());
+    arguments
+}
+
+fn first_port(pool: &ValidPool) -> u16 {
+    pool.spec.target_ports.first().map_or(0, |port| port.number)
+}
+
+fn pod_ip() -> EnvVar {
+    let field = ObjectFieldSelector { field_path: "status.podIP".to_owned(), ..Default::default() };
+    let source = EnvVarSource { field_ref: Some(field), ..Default::default() };
+    EnvVar { name: POD_IP.to_owned(), value_from: Some(source), ..Default::default() }
+}
+
+/// A variable with a fixed value.
+pub fn variable(name: &str, value: &str) -> EnvVar {
+    EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..Default::default() }
+}
+
+/// A mount at `path`.
+pub fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: read_only.then_some(true),
+        ..Default::default()
+    }
+}
+
+/// A volume with one key of a Secret, as a file of the key's name.
+pub fn secret_volume(name: &str, secret: &SecretKeyRef) -> Volume {
+    let item = KeyToPath { key: secret.key.clone(), path: secret.key.clone(), mode: None };
+    let source = SecretVolumeSource {
+        secret_name: Some(secret.name.clone()),
+        items: Some(vec![item]),
+        ..Default::default()
+    };
+    Volume { name: name.to_owned(), secret: Some(source), ..Default::default() }
+}
+
+/// A container that may do nothing but run, as the restricted profile of pod
+/// security asks for.
+pub fn security_context() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), ..Default::default() }),
+        read_only_root_filesystem: Some(true),
+        run_as_non_root: Some(true),
+        run_as_user: Some(USER),
+        run_as_group: Some(USER),
+        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..Default::default() }),
+        ..Default::default()
+    }
+}
+
+/// A bridge follows one engine: its memory is the engine's block hashes.
+fn resources() -> ResourceRequirements {
+    let requests = [("cpu", "50m"), ("memory", "64Mi")];
+    let quantities = |pairs: &[(&str, &str)]| {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), quantity(value))).collect::<BTreeMap<_, _>>()
+    };
+    ResourceRequirements {
+        requests: Some(quantities(&requests)),
+        limits: Some(quantities(&[("memory", "512Mi")])),
+        ..Default::default()
+    }
+}
+
+/// An amount as manifests spell it.
+pub fn quantity(text: &str) -> Quantity {
+    Quantity(text.to_owned())
+}
+
+#[cfg(test)]
+#[path = "build_tests.rs"]
+mod tests;

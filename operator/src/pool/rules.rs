@@ -1,0 +1,223 @@
+//! What a pool's spec must fulfil by itself.
+//!
+//! The API server checks most of it by the schema's own rules; here it is said
+//! again for `render`, which has no API server, and for definitions that were
+//! installed without their rules. Pure.
+
+use std::collections::BTreeMap;
+
+use kvrouter_crds::conditions::Reason;
+use kvrouter_crds::config::EventTransport;
+use kvrouter_crds::pool::{Bridge, InferencePoolSpec, NatsSpec, SecretKeyRef, TokenizerSource};
+
+use crate::verdict::Complaint;
+
+/// Longest name of either kind: names of children are derived from it.
+pub const LONGEST_NAME: usize = 50;
+
+/// Everything that is wrong, worst first; empty when all is well.
+pub fn complaints(name: &str, spec: &InferencePoolSpec) -> Vec<Complaint> {
+    let mut found = Vec::new();
+    found.extend(wrong_name("InferencePool", name));
+    model(spec, &mut found);
+    selectors(spec, &mut found);
+    ports(spec, &mut found);
+    workloads(spec, &mut found);
+    events(spec, &mut found);
+    found
+}
+
+/// What is wrong with a name from which names of children are derived.
+pub fn wrong_name(kind: &str, name: &str) -> Option<Complaint> {
+    (!is_dns_label(name) || LONGEST_NAME < name.len()).then(|| {
+        invalid(
+            "metadata.name",
+            format!(
+                "metadata.name `{name}` of the {kind} must be lower-case letters, digits and `-`, at most {LONGEST_NAME}: \
+                 names of children are derived from it; choose another."
+            ),
+        )
+    })
+}
+
+/// Whether it is a DNS label, whatever its length.
+fn is_dns_label(name: &str) -> bool {
+    let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !name.is_empty() && name.bytes().all(inside) && !name.starts_with('-') && !name.ends_with('-')
+}
+
+/// A complaint about the spec itself.
+pub fn invalid(field: &str, message: impl Into<String>) -> Complaint {
+    Complaint::accepted(Reason::InvalidSpec, field, message)
+}
+
+fn model(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
+    if spec.model.name.is_empty() {
+        found.push(invalid("spec.model.name", "spec.model.name is empty; write the name that requests use."));
+    }
+    if !(1..=4096).contains(&spec.block_size) {
+        let message = format!("spec.blockSize is {}; 1 to 4096 are possible, 16 is usual.", spec.block_size);
+        found.push(invalid("spec.blockSize", message));
+    }
+    let Some(tokenizer) = &spec.model.tokenizer else { return };
+    let TokenizerSource { image, persistent_volume_claim, config_map, path } = tokenizer;
+    let sources = [image.is_some(), persistent_volume_claim.is_some(), config_map.is_some(), path.is_some()];
+    let field = "spec.model.tokenizer";
+    if sources.iter().filter(|present| **present).count() != 1 {
+        let message = "spec.model.tokenizer must name exactly one of image, persistentVolumeClaim, configMap and path; keep one.";
+        found.push(invalid(field, message));
+    }
+    let folders = [
+        ("spec.model.tokenizer.image.path", image.as_ref().map(|image| &image.path)),
+        (
+            "spec.model.tokenizer.persistentVolumeClaim.path",
+            persistent_volume_claim.as_ref().map(|claim| &claim.path),
+        ),
+    ];
+    for (field, folder) in folders {
+        if folder.is_some_and(|folder| folder.starts_with('/') || folder.split('/').any(|part| part == ".."))
+        {
+            let message = format!(
+                "{field} must be a folder inside the volume, without a leading / and without ..; correct it."
+            );
+            found.push(invalid(field, message));
+        }
+    }
+    if path.as_ref().is_some_and(|path| !path.starts_with('/')) {
+        let message = "spec.model.tokenizer.path must be absolute: it is a folder of the router's image; begin it with /.";
+        found.push(invalid("spec.model.tokenizer.path", message));
+    }
+}
+
+fn selectors(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
+    let pool = &spec.selector.match_labels;
+    if pool.is_empty() {
+        let message =
+            "spec.selector.matchLabels is empty; name at least one label that only this pool's pods carry.";
+        found.push(invalid("spec.selector.matchLabels", message));
+    }
+    for (at, role) in spec.roles.iter().enumerate() {
+        let label = role.name.label();
+        let field = format!("spec.roles[{at}]");
+        let earlier = &spec.roles[..at];
+        if earlier.iter().any(|other| other.name == role.name) {
+            found.push(invalid(&field, format!("The role {label} is named twice in spec.roles; keep one.")));
+        }
+        let own = &role.selector.match_labels;
+        if own.is_empty() {
+            let message =
+                format!("The selector of the role {label} is empty; name a label that only its pods carry.");
+            found.push(invalid(&field, message));
+        }
+        if let Some(key) = contradiction(pool, own) {
+            let message = format!(
+                "The role {label} and spec.selector want different values of the label {key}, so it matches no pod; correct one."
+            );
+            found.push(invalid(&field, message));
+        }
+        if let Some(other) = earlier.iter().find(|other| other.selector == role.selector) {
+            let message = format!(
+                "The roles {} and {label} have the same selector, so every pod is in both and gets no requests; make them exclude each other.",
+                other.name.label()
+            );
+            found.push(invalid(&field, message));
+        }
+    }
+}
+
+/// A label of which the two want different values.
+pub fn contradiction<'a>(
+    one: &'a BTreeMap<String, String>,
+    other: &BTreeMap<String, String>,
+) -> Option<&'a str> {
+    let differs = |(key, value): &(&String, &String)| other.get(*key).is_some_and(|theirs| theirs != *value);
+    one.iter().find(differs).map(|(key, _)| key.as_str())
+}
+
+fn ports(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
+    let field = "spec.targetPorts";
+    if spec.target_ports.is_empty() {
+        found.push(invalid(field, "spec.targetPorts is empty; name the port that the engines serve on."));
+    }
+    let events = &spec.kv_events;
+    for (at, port) in spec.target_ports.iter().map(|port| port.number).enumerate() {
+        if port == 0 {
+            found.push(invalid(field, "0 is no port; correct spec.targetPorts."));
+        }
+        if spec.target_ports[..at].iter().any(|other| other.number == port) {
+            found.push(invalid(field, format!("The port {port} is twice in spec.targetPorts; keep one.")));
+        }
+        if port == events.port || port == events.replay_port {
+            let message = format!(
+                "{port} is a target port and a port of spec.kvEvents; engines serve requests and events on different ports: correct one."
+            );
+            found.push(invalid("spec.kvEvents", message));
+        }
+    }
+    if events.port == events.replay_port {
+        let message =
+            "spec.kvEvents.port and replayPort must differ: one publishes, the other answers; correct one.";
+        found.push(invalid("spec.kvEvents", message));
+    }
+}
+
+fn workloads(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
+    for (at, workload) in spec.workloads.iter().enumerate() {
+        let same = |other: &&kvrouter_crds::pool::WorkloadRef| {
+            other.kind == workload.kind && other.name == workload.name
+        };
+        if spec.workloads[..at].iter().any(|other| same(&other)) {
+            let title = super::validate::title(workload);
+            found.push(invalid("spec.workloads", format!("{title} is twice in spec.workloads; keep one.")));
+        }
+    }
+}
+
+fn events(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
+    let events = &spec.kv_events;
+    if events.bridge == Bridge::Inject && events.transport != EventTransport::NATS {
+        let message = "spec.kvEvents.bridge: Inject needs transport: NATS; with ZMQ routers connect to the engines themselves: choose bridge: External.";
+        found.push(invalid("spec.kvEvents.bridge", message));
+    }
+    if events.bridge == Bridge::Inject && spec.workloads.is_empty() {
+        let message = "spec.kvEvents.bridge: Inject needs spec.workloads; name the Deployments or StatefulSets that may get the bridge, or choose bridge: External.";
+        found.push(invalid("spec.kvEvents.bridge", message));
+    }
+    let Some(nats) = &events.nats else { return };
+    if events.transport != EventTransport::NATS {
+        let message = "spec.kvEvents.nats needs transport: NATS; remove it or change the transport.";
+        found.push(invalid("spec.kvEvents.nats", message));
+    }
+    broker(nats, found);
+}
+
+fn broker(nats: &NatsSpec, found: &mut Vec<Complaint>) {
+    let host = nats.url.strip_prefix("nats://").or_else(|| nats.url.strip_prefix("tls://"));
+    let is_address = |host: &str| {
+        let port = host.rsplit_once(':').map(|(_, port)| port);
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        !name.is_empty()
+            && !name.contains(['/', '@', ':'])
+            && !name.contains(char::is_whitespace)
+            && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port != 0))
+    };
+    if !host.is_some_and(is_address) {
+        let message = format!(
+            "spec.kvEvents.nats.url `{}` must be nats://host:port or tls://host:port, with no password in it; correct it.",
+            nats.url
+        );
+        found.push(invalid("spec.kvEvents.nats.url", message));
+    }
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if nats.subject_prefix.is_empty() || !nats.subject_prefix.bytes().all(is_token) {
+        let message = "spec.kvEvents.nats.subjectPrefix must be letters, digits, `-` and `_`; correct it.";
+        found.push(invalid("spec.kvEvents.nats.subjectPrefix", message));
+    }
+    if let Some(SecretKeyRef { name, key }) = &nats.credentials_secret_ref
+        && (name.is_empty() || key.is_empty() || key.contains('/'))
+    {
+        let message =
+            "spec.kvEvents.nats.credentialsSecretRef must name a Secret and one of its keys; correct it.";
+        found.push(invalid("spec.kvEvents.nats.credentialsSecretRef", message));
+    }
+}

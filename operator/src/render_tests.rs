@@ -1,0 +1,178 @@
+//! What `render` prints, compared with files, and what it complains about.
+//!
+//! `UPDATE_EXPECT=1 cargo test -p kvrouter-operator render` writes the files anew.
+
+#![allow(clippy::disallowed_methods, reason = "UPDATE_EXPECT is read from the environment")]
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::sample;
+
+fn flags() -> RenderFlags {
+    RenderFlags { children: sample::flags(), files: Vec::new(), namespace: "default".to_owned() }
+}
+
+fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(name)
+}
+
+fn input(name: &str) -> String {
+    std::fs::read_to_string(golden(&format!("{name}.in.yaml"))).expect("the input")
+}
+
+#[track_caller]
+fn check_golden(name: &str) {
+    let found = render_texts(&[(format!("{name}.in.yaml"), input(name))], &flags()).expect("in order");
+    let path = golden(&format!("{name}.out.yaml"));
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        std::fs::write(&path, &found).expect("writable");
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(found, expected, "{name}: if this is right, run with UPDATE_EXPECT=1");
+}
+
+#[test]
+fn what_is_printed_is_what_is_expected() {
+    check_golden("one");
+    check_golden("minimal");
+}
+
+#[test]
+fn files_may_be_split_in_any_way() {
+    let whole = input("one");
+    let documents: Vec<(String, String)> =
+        whole.split("---\n").map(|text| ("part".to_owned(), text.to_owned())).collect();
+    let mut reversed = documents.clone();
+    reversed.reverse();
+    let children = |texts: &[(String, String)]| {
+        let text = render_texts(texts, &flags()).expect("in order");
+        text.split_once("---\n").expect("children").1.to_owned()
+    };
+    assert_eq!(children(&documents), children(&reversed));
+    assert_eq!(children(&documents), children(&[("whole".to_owned(), whole)]));
+}
+
+#[test]
+fn what_is_printed_is_yaml_with_config_maps_first() {
+    let text = render_texts(&[("f".to_owned(), input("one"))], &flags()).expect("in order");
+    let kinds: Vec<String> = yaml::documents(&text)
+        .expect("YAML")
+        .iter()
+        .map(|document| document["kind"].as_str().unwrap_or("-").to_owned())
+        .collect();
+    let expected = [
+        "ConfigMap",
+        "ConfigMap",
+        "ServiceAccount",
+        "RoleBinding",
+        "Deployment",
+        "Service",
+        "PodDisruptionBudget",
+    ];
+    assert_eq!(kinds, expected);
+}
+
+/// Both kinds in order, with one text replaced.
+#[track_caller]
+fn check(why: &str, from: &str, to: &str, expected: &str) {
+    let whole = input("one");
+    assert!(whole.contains(from), "{why}: {from}");
+    let found = render_texts(&[("f.yaml".to_owned(), whole.replacen(from, to, 1))], &flags());
+    let errors = found.expect_err(why);
+    assert!(errors.iter().any(|error| error.contains(expected)), "{why}: {errors:#?}");
+}
+
+// tidy: long, because it is one table.
+#[test]
+fn errors_name_file_document_and_field() {
+    let pool = "f.yaml: document 1 (InferencePool qwen): ";
+    let router = "f.yaml: document 2 (KvRouter chat): ";
+    let words = format!("{router}spec.inFlightCredit: \"on\" is none of Disabled, Enabled");
+    check("a word that some take for a boolean", "poolRef:", "inFlightCredit: on\n  poolRef:", &words);
+    let words = format!("{router}spec.inFlightCredit: true is none of Disabled, Enabled");
+    check("a boolean", "poolRef:", "inFlightCredit: true\n  poolRef:", &words);
+    check(
+        "an unknown word",
+        "bridge: Inject",
+        "bridge: Sometimes",
+        &format!("{pool}spec.kvEvents.bridge: \"Sometimes\" is none of External, Inject"),
+    );
+    check("an unknown field", "replicas: 3", "replicaz: 3", &format!("{router}spec.replicaz: is no field"));
+    check(
+        "a missing field",
+        "poolRef: {name: qwen}",
+        "poolRef: {}",
+        &format!("{router}spec.poolRef.name: is missing"),
+    );
+    check(
+        "too small",
+        "{number: 8000}",
+        "{number: 0}",
+        &format!("{pool}spec.targetPorts[0].number: is 0, at least 1 is needed"),
+    );
+    check(
+        "text for a number",
+        "replicas: 3",
+        "replicas: \"3\"",
+        &format!("{router}spec.replicas: \"3\" is no whole number"),
+    );
+    check(
+        "a number for text",
+        "name: Qwen/Qwen3-8B",
+        "name: 8",
+        &format!("{pool}spec.model.name: 8 is no text"),
+    );
+    check(
+        "too many",
+        "default: 1.5",
+        "default: 1001",
+        &format!("{router}spec.overlapWeights.default: is 1001, at most 1000 is possible"),
+    );
+    check("no entries", "{app: qwen}", "{}", &format!("{pool}spec.selector.matchLabels: has 0 entries"));
+    check(
+        "what CEL says",
+        "targetPorts: [{number: 8000}]",
+        "targetPorts: [{number: 5557}]",
+        &format!("{pool}spec.kvEvents: InvalidSpec"),
+    );
+    check(
+        "another contradiction",
+        "poolRef:",
+        "policy: KvAware\n  loadWeights: {}\n  poolRef:",
+        &format!("{router}spec.loadWeights: InvalidSpec"),
+    );
+    check(
+        "no pool",
+        "poolRef: {name: qwen}",
+        "poolRef: {name: x}",
+        &format!("{router}spec.poolRef.name: there is no InferencePool x"),
+    );
+    check(
+        "another version",
+        "v1alpha1\nkind: InferencePool",
+        "v1\nkind: InferencePool",
+        &format!("{pool}apiVersion: kvrouter.dev/v1 is not known"),
+    );
+    check("another kind", "kind: KvRouter", "kind: KvRuoter", "document 2 (KvRuoter chat): is neither");
+    check("no name", "name: chat\n", "labels: {}\n", "document 2 (KvRouter ): metadata.name: is missing");
+    check("no YAML", "replicas: 3", "replicas: [3", "f.yaml: document 2: ");
+}
+
+#[test]
+fn no_object_at_all_is_an_error() {
+    let errors = render_texts(&[("f".to_owned(), "---\n".to_owned())], &flags()).expect_err("nothing");
+    assert_eq!(errors, ["there is no InferencePool and no KvRouter in the files"]);
+}
+
+#[test]
+fn an_object_that_is_there_twice_is_an_error() {
+    let text = input("minimal");
+    let texts = [("a".to_owned(), text.clone()), ("b".to_owned(), text)];
+    let errors = render_texts(&texts, &flags()).expect_err("twice");
+    assert_eq!(errors.len(), 3);
+    assert!(
+        errors[0].contains("b: document 1 (KvRouter chat): is there twice, first in a: document 1"),
+        "{errors:?}"
+    );
+}

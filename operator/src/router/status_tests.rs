@@ -1,0 +1,422 @@
+//! What is published of routers, in rows.
+
+use std::sync::Arc;
+
+use kvrouter_crds::conditions::{REASONS, Status, find};
+use kvrouter_crds::health::HealthReport;
+use serde_json::{Value, json};
+
+use super::super::build::build;
+use super::super::validate::validate;
+use super::*;
+use crate::facts::{RouterPod, Warning};
+use crate::sample::{
+    WINDOW, around_router, at, flags, merged, not_ready, pool, report, router, router_pod, worker,
+    worker_heard,
+};
+
+/// A router, its pool and what is seen of them.
+struct World {
+    router: KvRouter,
+    observed: Observed,
+    apply_failure: Option<&'static str>,
+}
+
+impl World {
+    /// Two replicas, rolled out and healthy.
+    fn new() -> Self {
+        Self::of(json!({}), pool(json!({})))
+    }
+
+    fn of(spec: Value, pool: InferencePool) -> Self {
+        let router = router(spec);
+        let mut observed = around_router(Some(pool));
+        observed.deployment = Some(deployment(json!({})));
+        let mut world = Self { router, observed, apply_failure: None };
+        world.observed.pods = ["chat-1", "chat-2"]
+            .map(|name| router_pod(name, json!({}), Some(world.report(&[worker("a", json!({}))], json!({})))))
+            .to_vec();
+        world
+    }
+
+    /// A report with the settings that the spec asks for, with the changes.
+    fn report(&self, workers: &[Value], change: Value) -> HealthReport {
+        let config = match validate(&self.router, &self.observed, &flags()) {
+            Ok(valid) => {
+                let desired = build(&valid, &flags());
+                json!({"start": desired.start_digest, "live": desired.live_digest})
+            }
+            Err(_) => json!({}),
+        };
+        report(workers, merged(json!({"config": config}), change))
+    }
+
+    /// The first pod reports this instead.
+    fn reporting(mut self, workers: &[Value], change: Value) -> Self {
+        self.observed.pods[0] = router_pod("chat-1", json!({}), Some(self.report(workers, change)));
+        self
+    }
+
+    /// The first pod is this instead, and no replica is available.
+    fn down(mut self, pod: RouterPod) -> Self {
+        self.observed.pods = vec![pod];
+        self.observed.deployment =
+            Some(deployment(json!({"status": {"availableReplicas": 0, "updatedReplicas": 1}})));
+        self
+    }
+
+    /// The status after the window has passed once.
+    fn settled(&self) -> KvRouterStatus {
+        let mut router = self.router.clone();
+        let mut memory = Memory::new(at(-100));
+        for now in [at(-40), at(0)] {
+            let mut observed = Observed { now, ..self.observed.clone() };
+            for pod in &mut observed.pods {
+                if let Some(report) = &mut pod.report {
+                    report.at = now;
+                }
+            }
+            let desired = validate(&router, &observed, &flags()).map(|valid| build(&valid, &flags()));
+            let input = Input {
+                router: &router,
+                verdict: desired.as_ref(),
+                observed: &observed,
+                apply_failure: self.apply_failure,
+                window: WINDOW,
+            };
+            let outcome = status(&input, &memory);
+            let mut own = router.clone();
+            own.status = Some(outcome.status.clone());
+            let second = status(&Input { router: &own, ..input }, &outcome.memory);
+            assert_eq!(
+                serde_json::to_string(&second.status).expect("JSON"),
+                serde_json::to_string(&outcome.status).expect("JSON"),
+                "on its own output it changes nothing"
+            );
+            memory = outcome.memory;
+            router = own;
+        }
+        let status = router.status.expect("published");
+        for condition in &status.conditions {
+            let type_ = ConditionType::of(&condition.type_).expect("a known type");
+            let reasons = REASONS.iter().find(|(known, _)| *known == type_).expect("in the table").1;
+            assert!(
+                reasons.iter().any(|it| it.as_str() == condition.reason),
+                "{type_:?} may be {}",
+                condition.reason
+            );
+        }
+        status
+    }
+
+    #[track_caller]
+    fn check(&self, why: &str, type_: ConditionType, expected: (&str, &str), parts: &[&str]) {
+        let status = self.settled();
+        let condition = find(&status.conditions, type_).expect("every type is present");
+        assert_eq!(
+            (condition.status.as_str(), condition.reason.as_str()),
+            expected,
+            "{why}: {}",
+            condition.message
+        );
+        for part in parts {
+            assert!(condition.message.contains(part), "{why}: {part:?} is not in {:?}", condition.message);
+        }
+    }
+}
+
+fn deployment(change: Value) -> Arc<Deployment> {
+    let object = json!({
+        "metadata": {"name": "chat-router", "generation": 1},
+        "spec": {"replicas": 2, "selector": {}, "template": {}},
+        "status": {"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2},
+    });
+    Arc::new(serde_json::from_value(merged(object, change)).expect("a Deployment"))
+}
+
+#[test]
+fn a_healthy_router_serves_as_asked() {
+    let world = World::new();
+    for (type_, expected) in [
+        (ConditionType::Accepted, ("True", "Accepted")),
+        (ConditionType::ResolvedRefs, ("True", "ResolvedRefs")),
+        (ConditionType::Progressing, ("False", "RolloutComplete")),
+        (ConditionType::RouterAvailable, ("True", "Available")),
+        (ConditionType::ConfigApplied, ("True", "Applied")),
+        (ConditionType::TokenizerReady, ("True", "Loaded")),
+        (ConditionType::IndexWarm, ("True", "Warm")),
+        (ConditionType::EventsConnected, ("True", "Connected")),
+        (ConditionType::Degraded, ("False", "AsExpected")),
+        (ConditionType::Ready, ("True", "Serving")),
+    ] {
+        world.check("healthy", type_, expected, &[]);
+    }
+    let status = world.settled();
+    assert_eq!(status.conditions.len(), ROUTER_TYPES.len());
+    assert_eq!((status.replicas, status.workers.as_deref()), (2, Some("1/1")));
+    assert_eq!(status.url.as_deref(), Some("http://chat-router.models.svc:8000"));
+    let selector =
+        "app.kubernetes.io/component=router,app.kubernetes.io/instance=chat,app.kubernetes.io/name=kv-router";
+    assert_eq!(status.selector.as_deref(), Some(selector));
+    assert!(status.config_hash.is_some_and(|hash| hash.len() == 33 && hash.contains('/')));
+}
+
+#[test]
+fn before_anything_runs_every_type_is_pending_or_certain() {
+    let world = World { observed: around_router(Some(pool(json!({})))), ..World::new() };
+    world.check("rollout", ConditionType::Progressing, ("True", "RollingOut"), &["being created"]);
+    world.check("nobody there", ConditionType::RouterAvailable, ("Unknown", "Pending"), &[]);
+    world.check("ready waits", ConditionType::Ready, ("Unknown", "Pending"), &[]);
+    world.check("settings", ConditionType::ConfigApplied, ("False", "RolloutPending"), &["still to come"]);
+    world.check("events", ConditionType::EventsConnected, ("Unknown", "NoReplicas"), &["Router chat"]);
+}
+
+#[test]
+fn wrong_specs_change_nothing_that_runs() {
+    let mut world = World::new();
+    world.observed.pool = None;
+    world.check("reference", ConditionType::ResolvedRefs, ("False", "PoolNotFound"), &["create it"]);
+    world.check("accepted", ConditionType::Accepted, ("True", "Accepted"), &[]);
+    world.check("ready", ConditionType::Ready, ("False", "PoolNotFound"), &[]);
+    world.check("rollout", ConditionType::Progressing, ("Unknown", "Pending"), &[]);
+    world.check("routers run on", ConditionType::RouterAvailable, ("True", "Available"), &[]);
+    let role = json!({"roles": [{"name": "Decode", "selector": {"matchLabels": {"r": "d"}}}]});
+    let split = World::of(json!({}), pool(role));
+    split.check("split", ConditionType::Accepted, ("False", "DisaggregationNotSupported"), &["decode"]);
+    split.check("split", ConditionType::Ready, ("False", "DisaggregationNotSupported"), &[]);
+}
+
+#[test]
+fn rollouts_are_told_as_the_api_server_sees_them() {
+    let type_ = ConditionType::Progressing;
+    let with = |change: Value| {
+        let mut world = World::new();
+        world.observed.deployment = Some(deployment(change));
+        world
+    };
+    let condition = |type_: &str, status: &str, reason: &str| {
+        json!({"status": {"updatedReplicas": 1, "conditions": [
+            {"type": type_, "status": status, "reason": reason, "message": "exceeded quota: pods."}]}})
+    };
+    with(json!({"status": {"updatedReplicas": 1}})).check("half", type_, ("True", "RollingOut"), &["1 of 2"]);
+    with(json!({"metadata": {"generation": 2}})).check(
+        "not looked at yet",
+        type_,
+        ("True", "RollingOut"),
+        &[],
+    );
+    with(json!({"status": {"replicas": 3}})).check("an old one is left", type_, ("True", "RollingOut"), &[]);
+    with(condition("Progressing", "False", "ProgressDeadlineExceeded")).check(
+        "stuck",
+        type_,
+        ("False", "ProgressDeadlineExceeded"),
+        &["3 minutes"],
+    );
+    with(condition("ReplicaFailure", "True", "FailedCreate")).check(
+        "quota",
+        type_,
+        ("False", "PodCreationFailed"),
+        &["exceeded quota: pods;"],
+    );
+    let refused = World { apply_failure: Some("Service/chat-router: spec.ports: bad"), ..World::new() };
+    refused.check("refused", type_, ("False", "ApplyFailed"), &["Service/chat-router"]);
+    let mut paused = World::new();
+    paused.router.metadata.annotations = Some([(PAUSED_ANNOTATION.to_owned(), "true".to_owned())].into());
+    paused.check("paused", type_, ("Unknown", "Paused"), &["remove it"]);
+}
+
+fn waiting(reason: &str, message: &str) -> Value {
+    let state = json!({"waiting": {"reason": reason, "message": message}});
+    let status = json!({"name": "router", "image": "r/router:x", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+    merged(not_ready(), json!({"status": {"containerStatuses": [status]}}))
+}
+
+#[test]
+fn a_pod_that_does_not_run_says_why() {
+    let check = |why: &str, pod: RouterPod, reason: &str, parts: &[&str]| {
+        let world = World::new().down(pod);
+        world.check(why, ConditionType::RouterAvailable, ("False", reason), parts);
+        world.check(why, ConditionType::Ready, ("False", reason), parts);
+    };
+    let pod = |change: Value| router_pod("chat-1", change, None);
+    let warned = |text: &str| {
+        let warning = Warning { reason: "FailedMount".to_owned(), message: text.to_owned() };
+        RouterPod { warnings: vec![warning], ..pod(waiting("ContainerCreating", "")) }
+    };
+    check("slow", pod(not_ready()), "NoReplicasReady", &["chat-1"]);
+    check(
+        "image",
+        pod(waiting("ImagePullBackOff", "no such tag")),
+        "ImagePullFailed",
+        &["r/router:x", "no such tag", "pull secrets"],
+    );
+    check(
+        "config",
+        pod(waiting("CreateContainerConfigError", "runAsNonRoot")),
+        "ConfigError",
+        &["runAsNonRoot"],
+    );
+    check(
+        "secret by variable",
+        pod(waiting("CreateContainerConfigError", "secret \"x\" not found")),
+        "SecretNotFound",
+        &["create the Secret"],
+    );
+    check(
+        "key",
+        pod(waiting("CreateContainerConfigError", "couldn't find key k in Secret ns/x")),
+        "SecretNotFound",
+        &[],
+    );
+    check(
+        "secret by volume",
+        warned("MountVolume.SetUp failed for volume \"nats\" : secret \"x\" not found"),
+        "SecretNotFound",
+        &["secret \"x\""],
+    );
+    check("key of a volume", warned("references non-existent secret key: k"), "SecretNotFound", &[]);
+    check("config map", warned("configmap \"tok\" not found"), "ConfigMapNotFound", &[]);
+    check("other mounts", warned("timed out"), "MountFailed", &["timed out"]);
+    let unscheduled = |message: &str| {
+        let conditions = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
+        pod(json!({"status": {"phase": "Pending", "conditions": conditions}}))
+    };
+    check(
+        "nodes",
+        unscheduled("0/3 nodes are available: Insufficient cpu."),
+        "Unschedulable",
+        &["Insufficient cpu;"],
+    );
+    check("claim", unscheduled("persistentvolumeclaim \"secret-tok\" not found"), "ClaimNotFound", &[]);
+    let world = World::new().down(warned("secret \"x\" not found"));
+    world.check("a reference", ConditionType::ResolvedRefs, ("False", "SecretNotFound"), &["chat-1"]);
+    let zero = World::of(json!({"replicas": 0}), pool(json!({})));
+    let mut zero = World { observed: Observed { pods: Vec::new(), ..zero.observed.clone() }, ..zero };
+    zero.observed.deployment =
+        Some(deployment(json!({"spec": {"replicas": 0}, "status": {"availableReplicas": null}})));
+    zero.check("none are wanted", ConditionType::RouterAvailable, ("False", "ScaledToZero"), &["raise it"]);
+    zero.check("none has settings", ConditionType::ConfigApplied, ("Unknown", "NoReplicas"), &[]);
+}
+
+fn ended(code: i32, message: &str) -> RouterPod {
+    let ended = json!({"terminated": {"exitCode": code, "reason": "Error", "message": message}});
+    let status = json!({
+        "name": "router", "image": "i", "imageID": "", "ready": false, "restartCount": 4,
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}, "lastState": ended,
+    });
+    router_pod("chat-1", merged(not_ready(), json!({"status": {"containerStatuses": [status]}})), None)
+}
+
+#[test]
+fn a_crash_tells_the_routers_last_words() {
+    let crash = World::new().down(ended(101, "noise\nthread panicked\n"));
+    crash.check(
+        "crash",
+        ConditionType::RouterAvailable,
+        ("False", "CrashLooping"),
+        &["thread panicked", "--previous"],
+    );
+    crash.check("no refusal", ConditionType::ConfigApplied, ("False", "RolloutPending"), &[]);
+    let refused = World::new().down(ended(2, "config.yaml:3: blockSize: too large"));
+    refused.check("refusal", ConditionType::ConfigApplied, ("False", "RouterRejectedConfig"), &["too large"]);
+    let older = World::new().down(ended(2, "VersionSkew: schemaVersion 2"));
+    older.check("older", ConditionType::ConfigApplied, ("False", "VersionSkew"), &["operator's release"]);
+}
+
+#[test]
+fn settings_are_applied_when_every_replica_says_so() {
+    let type_ = ConditionType::ConfigApplied;
+    let workers = [worker("a", json!({}))];
+    let behind = World::new().reporting(&workers, json!({"config": {"live": "0"}}));
+    behind.check("one lags", type_, ("False", "RolloutPending"), &["chat-1"]);
+    behind.check("that is no loss", ConditionType::Degraded, ("False", "AsExpected"), &[]);
+    behind.check("and it serves", ConditionType::Ready, ("True", "Serving"), &[]);
+    let refused = |text: &str| {
+        let change = json!({"config": {"live": "0"}, "liveSettings": {"refused": text}});
+        World::new().reporting(&workers, change)
+    };
+    refused("weight is negative").check(
+        "refused",
+        type_,
+        ("False", "RouterRejectedConfig"),
+        &["weight is negative"],
+    );
+    refused("weight").check("that is a loss", ConditionType::Degraded, ("True", "RouterRejectedConfig"), &[]);
+    refused("weight").check("and it serves", ConditionType::Ready, ("True", "Serving"), &[]);
+    refused("VersionSkew: 2").check("older", type_, ("False", "VersionSkew"), &[]);
+    let former = World::new().reporting(&workers, json!({"liveSettings": {"refused": "of before"}}));
+    former.check("a refusal of what was before", type_, ("True", "Applied"), &[]);
+    let mut silent = World::new();
+    silent.observed.pods[1].report = None;
+    silent.check("a silent one", type_, ("Unknown", "RouterUnreachable"), &["chat-2", "9090"]);
+    let mut few = World::new();
+    few.observed.pods.truncate(1);
+    few.check("one is missing", type_, ("False", "RolloutPending"), &["still to come"]);
+}
+
+#[test]
+fn tokenizer_and_index_are_told_by_the_reports() {
+    let workers = [worker("a", json!({}))];
+    let failed = World::new()
+        .reporting(&workers, json!({"tokenizer": {"ready": false, "message": "no tokenizer.json"}}));
+    failed.check(
+        "broken",
+        ConditionType::TokenizerReady,
+        ("False", "TokenizerFailed"),
+        &["no tokenizer.json"],
+    );
+    failed.check("a loss", ConditionType::Degraded, ("True", "TokenizerFailed"), &[]);
+    let none = || pool(json!({"model": {"tokenizer": null}}));
+    let without = World::of(json!({}), none());
+    without.check(
+        "none",
+        ConditionType::TokenizerReady,
+        ("False", "TokenizerNotConfigured"),
+        &["spec.model.tokenizer"],
+    );
+    let blind = World::of(json!({"policy": "RoundRobin"}), none());
+    blind.check("not needed", ConditionType::TokenizerReady, ("True", "NotRequired"), &[]);
+    let heard = |reason: &str| World::new().reporting(&[worker_heard("a", reason)], json!({}));
+    let index = ConditionType::IndexWarm;
+    heard("snapshot_pending").check("fetching", index, ("False", "Syncing"), &["a;"]);
+    heard("stores_missing").check("too low", index, ("False", "ViewsIncomplete"), &["a;", "replay socket"]);
+    heard("page_size_mismatch").check("pages", index, ("False", "PageSizeMismatch"), &["PageSizeParity"]);
+    heard("silence").check("events are the reason", ConditionType::Degraded, ("True", "NoPublishers"), &[]);
+    let down =
+        World::new().reporting(&[worker("a", json!({"ready": false, "reason": "no_model"}))], json!({}));
+    down.check("nobody", index, ("Unknown", "NoWorkers"), &["a: no_model"]);
+    let off = World::of(json!({}), pool(json!({"kvEvents": {"transport": "None"}})));
+    off.check("no events", index, ("True", "Disabled"), &[]);
+}
+
+#[test]
+fn a_lost_poll_is_no_alarm() {
+    let world = World::new();
+    let mut router = world.router.clone();
+    router.status = Some(world.settled());
+    let mut memory = Memory::new(at(-1000));
+    let mut reason = |seconds: i64, lost: bool| {
+        let mut observed = Observed { now: at(seconds), ..world.observed.clone() };
+        for pod in &mut observed.pods {
+            pod.report.as_mut().expect("it reported").at = at(if lost { 0 } else { seconds });
+        }
+        let desired = validate(&router, &observed, &flags()).map(|valid| build(&valid, &flags()));
+        let input = Input {
+            router: &router,
+            verdict: desired.as_ref(),
+            observed: &observed,
+            apply_failure: None,
+            window: WINDOW,
+        };
+        let outcome = status(&input, &memory);
+        memory = outcome.memory;
+        router.status = Some(outcome.status.clone());
+        let condition = find(&outcome.status.conditions, ConditionType::EventsConnected).expect("present");
+        (Status::of(&condition.status), outcome.recheck_after.is_some())
+    };
+    assert_eq!(reason(20, true), (Status::True, false), "20 s are fresh");
+    assert_eq!(reason(21, true), (Status::True, true), "21 s are not, and the window begins");
+    assert_eq!(reason(25, false), (Status::True, false), "heard again");
+    assert_eq!(reason(30, true), (Status::True, true), "lost again");
+    assert_eq!(reason(60, true), (Status::Unknown, false), "for a whole window");
+}

@@ -1,0 +1,81 @@
+//! What is wrong with routers, in rows.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::sample::{around_router, flags, named_pool, pool, router};
+
+#[track_caller]
+fn check(why: &str, spec: Value, pool: Option<InferencePool>, expected: Option<(Reason, &str)>) {
+    let found =
+        validate(&router(spec), &around_router(pool), &flags()).err().map(|invalid| invalid.0[0].clone());
+    let reason = found.as_ref().map(|complaint| complaint.reason);
+    assert_eq!(reason, expected.map(|(reason, _)| reason), "{why}: {found:?}");
+    if let (Some(found), Some((_, part))) = (found, expected) {
+        assert!(found.message.contains(part), "{why}: {}", found.message);
+    }
+}
+
+#[test]
+fn a_router_needs_a_pool_that_it_can_serve() {
+    let good = || Some(pool(json!({})));
+    let role = |name: &str| json!({"roles": [{"name": name, "selector": {"matchLabels": {"r": "x"}}}]});
+    check("both in order", json!({}), good(), None);
+    check(
+        "no pool",
+        json!({}),
+        None,
+        Some((Reason::PoolNotFound, "no InferencePool qwen in the namespace models")),
+    );
+    check(
+        "a wrong pool",
+        json!({}),
+        Some(pool(json!({"blockSize": 0}))),
+        Some((Reason::PoolNotAccepted, "blockSize")),
+    );
+    let split = Some((Reason::DisaggregationNotSupported, "the role prefill"));
+    check("a split pool", json!({}), Some(pool(role("Prefill"))), split);
+    check("mixed is the usual", json!({}), Some(pool(role("Mixed"))), None);
+    let weights = json!({"policy": "KvAware", "loadWeights": {"queue": 1}});
+    check("weights for nothing", weights, good(), Some((Reason::InvalidSpec, "needs policy: CachePlusLoad")));
+    let shadow = json!({"shadowPolicies": ["CachePlusLoad"]});
+    check("a shadow of itself", shadow, good(), Some((Reason::InvalidSpec, "the real policy")));
+    let twice = json!({"shadowPolicies": ["LMetric", "LMetric"]});
+    check("a shadow twice", twice, good(), Some((Reason::InvalidSpec, "twice")));
+    let affinity = json!({"scheduling": {"affinity": {"nodeAffinity": "here"}}});
+    check("no affinity", affinity, good(), Some((Reason::InvalidSpec, "spec.scheduling.affinity")));
+    let spread = json!({"scheduling": {"topologySpreadConstraints": [{"maxSkew": "one"}]}});
+    check("no spread", spread, good(), Some((Reason::InvalidSpec, "topologySpreadConstraints")));
+}
+
+#[test]
+fn all_complaints_are_told() {
+    let spec = json!({"policy": "KvAware", "loadWeights": {"queue": 1}, "shadowPolicies": ["KvAware"]});
+    let mut observed = around_router(None);
+    observed.taken = vec!["Service/chat-router".to_owned()];
+    let invalid = validate(&router(spec), &observed, &flags()).expect_err("four complaints");
+    let reasons: Vec<Reason> = invalid.0.iter().map(|complaint| complaint.reason).collect();
+    assert_eq!(reasons, [Reason::InvalidSpec, Reason::InvalidSpec, Reason::NameTaken, Reason::PoolNotFound]);
+}
+
+#[test]
+fn only_selectors_that_could_match_are_foreign() {
+    let mut observed = around_router(Some(pool(json!({}))));
+    let other =
+        |name: &str, labels: Value| Arc::new(named_pool(name, json!({"selector": {"matchLabels": labels}})));
+    observed.other_pools = vec![
+        other("same-app", json!({"tier": "x"})),
+        other("another-app", json!({"app": "llama"})),
+        other("no-app", json!({"app": null, "gpu": "h100"})),
+        other("no-app-again", json!({"app": null, "gpu": "h100"})),
+    ];
+    let valid = validate(&router(json!({})), &observed, &flags()).expect("in order");
+    let foreign: Vec<String> =
+        valid.foreign_selectors.iter().map(|selector| format!("{selector:?}")).collect();
+    assert_eq!(foreign, [r#"{"app": "qwen", "tier": "x"}"#, r#"{"gpu": "h100"}"#]);
+    observed.other_pools.reverse();
+    let reversed = validate(&router(json!({})), &observed, &flags()).expect("in order");
+    assert_eq!(reversed.foreign_selectors, valid.foreign_selectors, "their order does not matter");
+}

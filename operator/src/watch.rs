@@ -1,0 +1,445 @@
+//! Watches: from the API server into stores, and from changes to reconciles.
+//!
+//! Every kind is watched once per scope, whoever reads it. A change names the
+//! pools and routers that it concerns; each of them waits at most once in its
+//! queue, so a queue is never longer than its store. Nothing is asked of the API
+//! server at intervals: a watch that broke begins again, and everything is
+//! reconciled once after it has been listed anew.
+
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::channel::mpsc;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::Api;
+use kube::runtime::reflector::{self, ObjectRef, store::Writer};
+use kube::runtime::watcher::{self, watcher};
+use kube::{Client, Resource, ResourceExt};
+use kvrouter_crds::pool::WorkloadKind;
+use kvrouter_crds::{InferencePool, KvRouter};
+use parking_lot::Mutex;
+use prometheus::IntGauge;
+use serde::de::DeserializeOwned;
+use tokio::task::JoinSet;
+
+use crate::metrics::Metrics;
+use crate::poller::PodKey;
+use crate::stores::{
+    MANAGED_BY, ROUTER_LABEL, Stores, list, owning_router, thin, thin_deployment, thin_pod, thin_stateful_set,
+};
+
+/// First pause after a broken watch, doubled up to [`MAX_PAUSE`].
+const MIN_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause: an API server that is back is heard again soon after.
+const MAX_PAUSE: Duration = Duration::from_secs(8);
+
+/// The queue of one kind: what shall be reconciled.
+pub struct Queue<K: Resource<DynamicType = ()>> {
+    waiting: Mutex<HashSet<ObjectRef<K>>>,
+    sender: mpsc::UnboundedSender<ObjectRef<K>>,
+    depth: IntGauge,
+}
+
+impl<K: Resource<DynamicType = ()>> Queue<K> {
+    /// A queue and its end.
+    pub fn new(depth: IntGauge) -> (Self, mpsc::UnboundedReceiver<ObjectRef<K>>) {
+        let (sender, receiver) = mpsc::unbounded();
+        (Self { waiting: Mutex::default(), sender, depth }, receiver)
+    }
+
+    /// Has it reconciled, unless it waits already.
+    pub fn push(&self, object: ObjectRef<K>) {
+        if self.waiting.lock().insert(object.clone()) {
+            self.depth.inc();
+            // The receiver is gone at shutdown only.
+            let _ = self.sender.unbounded_send(object);
+        }
+    }
+
+    /// Its reconcile begins, or it is gone: the next change queues it again.
+    pub fn begin(&self, object: &ObjectRef<K>) {
+        if self.waiting.lock().remove(object) {
+            self.depth.dec();
+        }
+    }
+}
+
+/// Both queues.
+pub struct Queues {
+    /// Pools to reconcile.
+    pub pools: Queue<InferencePool>,
+    /// Routers to reconcile.
+    pub routers: Queue<KvRouter>,
+}
+
+/// Which objects a change concerns. Knows stores and queues, writes nothing.
+struct Reach {
+    stores: Stores,
+    queues: Arc<Queues>,
+}
+
+impl Reach {
+    fn pool(&self, namespace: &str, name: &str) {
+        self.queues.pools.push(ObjectRef::new(name).within(namespace));
+    }
+
+    fn router(&self, namespace: &str, name: &str) {
+        self.queues.routers.push(ObjectRef::new(name).within(namespace));
+    }
+
+    /// All pools of the namespace look anew whether pods are claimed twice, and
+    /// all routers of it whether their pool is accepted.
+    fn pool_changed(&self, pool: &InferencePool) {
+        let namespace = pool.namespace().unwrap_or_default();
+        self.pool(&namespace, &pool.name_any());
+        list(&self.stores.pools, &namespace, |_| true)
+            .iter()
+            .for_each(|other| self.pool(&namespace, &other.name_any()));
+        list(&self.stores.routers, &namespace, |_| true)
+            .iter()
+            .for_each(|router| self.router(&namespace, &router.name_any()));
+    }
+
+    fn router_changed(&self, router: &KvRouter) {
+        let namespace = router.namespace().unwrap_or_default();
+        self.router(&namespace, &router.name_any());
+        self.pool(&namespace, &router.spec.pool_ref.name);
+    }
+
+    fn pod_changed(&self, pod: &Pod) {
+        let namespace = pod.namespace().unwrap_or_default();
+        if let Some(router) = pod.labels().get(ROUTER_LABEL) {
+            self.router_and_pool(&namespace, router);
+        }
+        for pool in self.stores.pools_of(&namespace, pod.labels()) {
+            self.pool(&namespace, &pool.name_any());
+            self.routers_of(&namespace, &pool.name_any());
+        }
+    }
+
+    fn router_and_pool(&self, namespace: &str, name: &str) {
+        self.router(namespace, name);
+        if let Some(router) = crate::stores::get(&self.stores.routers, namespace, name) {
+            self.pool(namespace, &router.spec.pool_ref.name);
+        }
+    }
+
+    fn routers_of(&self, namespace: &str, pool: &str) {
+        for router in self.stores.routers_of(namespace, pool) {
+            self.router(namespace, &router.name_any());
+        }
+    }
+
+    fn workload_changed<K: Resource>(&self, workload: &K, kind: WorkloadKind) {
+        let meta = workload.meta();
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        self.child_changed(workload);
+        let naming = list(&self.stores.pools, &namespace, |pool| {
+            pool.spec.workloads.iter().any(|named| named.kind == kind && named.name == name)
+        });
+        naming.iter().for_each(|pool| self.pool(&namespace, &pool.name_any()));
+    }
+
+    fn child_changed<K: Resource>(&self, child: &K) {
+        let meta = child.meta();
+        if let Some(router) = owning_router(meta) {
+            self.router(meta.namespace.as_deref().unwrap_or_default(), router);
+        }
+    }
+
+    fn event_changed(&self, event: &Event) {
+        let namespace = event.metadata.namespace.clone().unwrap_or_default();
+        let pod = event.involved_object.name.as_deref().unwrap_or_default();
+        if let Some(pod) = crate::stores::get(&self.stores.pods, &namespace, pod)
+            && let Some(router) = pod.labels().get(ROUTER_LABEL)
+        {
+            self.router(&namespace, router);
+        }
+    }
+
+    fn everything(&self) {
+        for pool in self.stores.pools.state() {
+            self.pool(&pool.namespace().unwrap_or_default(), &pool.name_any());
+        }
+        for router in self.stores.routers.state() {
+            self.router(&router.namespace().unwrap_or_default(), &router.name_any());
+        }
+    }
+}
+
+/// The watches of one scope; they end when this is dropped.
+pub struct Watches {
+    /// What they keep up to date.
+    pub stores: Stores,
+    reach: Arc<Reach>,
+    tasks: JoinSet<()>,
+}
+
+/// What one kind's watch is made of.
+struct Kind<K> {
+    name: &'static str,
+    config: watcher::Config,
+    thin: fn(&mut K),
+    /// Whether the second differs from the first in anything that matters.
+    matters: fn(&K, &K) -> bool,
+}
+
+impl Watches {
+    /// Watches `namespace`, or all of them.
+    pub fn start(
+        client: &Client,
+        namespace: Option<&str>,
+        queues: &Arc<Queues>,
+        metrics: &Arc<Metrics>,
+    ) -> Self {
+        let (pools, pools_writer) = reflector::store();
+        let (routers, routers_writer) = reflector::store();
+        let (pods, pods_writer) = reflector::store();
+        let (deployments, deployments_writer) = reflector::store();
+        let (stateful_sets, sets_writer) = reflector::store();
+        let (services, services_writer) = reflector::store();
+        let (config_maps, maps_writer) = reflector::store();
+        let (service_accounts, accounts_writer) = reflector::store();
+        let (role_bindings, bindings_writer) = reflector::store();
+        let (budgets, budgets_writer) = reflector::store();
+        let (mount_failures, failures_writer) = reflector::store();
+        let stores = Stores {
+            pools,
+            routers,
+            pods,
+            deployments,
+            stateful_sets,
+            services,
+            config_maps,
+            service_accounts,
+            role_bindings,
+            budgets,
+            mount_failures,
+        };
+        let reach = Arc::new(Reach { stores: stores.clone(), queues: Arc::clone(queues) });
+        let mut start = Starter {
+            client,
+            namespace,
+            reach: Arc::clone(&reach),
+            metrics: Arc::clone(metrics),
+            tasks: JoinSet::new(),
+        };
+        start.watch(pools_writer, root("InferencePool"), Reach::pool_changed);
+        start.watch(routers_writer, root("KvRouter"), Reach::router_changed);
+        start.watch(pods_writer, all("Pod", thin_pod), Reach::pod_changed);
+        start.watch(deployments_writer, all("Deployment", thin_deployment), |reach, it| {
+            reach.workload_changed(it, WorkloadKind::Deployment);
+        });
+        start.watch(sets_writer, all("StatefulSet", thin_stateful_set), |reach, it| {
+            reach.workload_changed(it, WorkloadKind::StatefulSet);
+        });
+        start.watch(services_writer, owned("Service"), Reach::child_changed);
+        start.watch(maps_writer, owned("ConfigMap"), Reach::child_changed);
+        start.watch(accounts_writer, owned("ServiceAccount"), Reach::child_changed);
+        start.watch(bindings_writer, owned("RoleBinding"), Reach::child_changed);
+        start.watch(budgets_writer, owned("PodDisruptionBudget"), Reach::child_changed);
+        start.watch(failures_writer, mount_failures_of_pods(), Reach::event_changed);
+        Self { stores, reach, tasks: start.tasks }
+    }
+
+    /// What to do when something new was heard of a router pod.
+    pub fn on_report(&self) -> impl Fn(&PodKey) + Send + use<> {
+        let reach = Arc::clone(&self.reach);
+        move |key| {
+            if let Some(pod) = crate::stores::get(&reach.stores.pods, &key.namespace, &key.name) {
+                reach.pod_changed(&pod);
+            }
+        }
+    }
+
+    /// Returns once every store has been filled. Not the events: they are an
+    /// extra, which namespaced installations may lack the right for.
+    pub async fn ready(&self) {
+        let Stores { pools, routers, pods, deployments, stateful_sets, .. } = &self.stores;
+        let Stores { services, config_maps, service_accounts, role_bindings, budgets, .. } = &self.stores;
+        // A writer is dropped at shutdown only.
+        let _ = tokio::join!(
+            pools.wait_until_ready(),
+            routers.wait_until_ready(),
+            pods.wait_until_ready(),
+            deployments.wait_until_ready(),
+            stateful_sets.wait_until_ready(),
+            services.wait_until_ready(),
+            config_maps.wait_until_ready(),
+            service_accounts.wait_until_ready(),
+            role_bindings.wait_until_ready(),
+            budgets.wait_until_ready(),
+        );
+    }
+
+    /// Returns if a watch ended, which none does by itself.
+    pub async fn ended(&mut self) {
+        self.tasks.join_next().await;
+    }
+}
+
+struct Starter<'a> {
+    client: &'a Client,
+    namespace: Option<&'a str>,
+    reach: Arc<Reach>,
+    metrics: Arc<Metrics>,
+    tasks: JoinSet<()>,
+}
+
+impl Starter<'_> {
+    fn watch<K>(&mut self, writer: Writer<K>, kind: Kind<K>, changed: fn(&Reach, &K))
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let api = match self.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        let (reach, metrics) = (Arc::clone(&self.reach), Arc::clone(&self.metrics));
+        self.tasks.spawn(run(api, writer, kind, metrics, move |change| match change {
+            Change::Of(object) => changed(&reach, object),
+            Change::Listed => reach.everything(),
+        }));
+    }
+}
+
+/// What a watch tells.
+enum Change<'a, K> {
+    /// This object is new, different, or gone; the older form comes first.
+    Of(&'a K),
+    /// All objects were listed anew.
+    Listed,
+}
+
+/// Watches for ever.
+async fn run<K>(
+    api: Api<K>,
+    mut writer: Writer<K>,
+    kind: Kind<K>,
+    metrics: Arc<Metrics>,
+    tell: impl Fn(Change<'_, K>),
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let store = writer.as_reader();
+    let mut events = watcher(api, kind.config).boxed();
+    let (mut pause, mut told) = (MIN_PAUSE, false);
+    while let Some(event) = events.next().await {
+        let event = match event {
+            Ok(event) => event.modify(kind.thin),
+            Err(error) => {
+                metrics.watch_failed(kind.name);
+                let error = crate::chain(&error);
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(kind = kind.name, error, "watch broke; trying again until it works");
+                }
+                tokio::time::sleep(pause).await;
+                pause = MAX_PAUSE.min(pause * 2);
+                continue;
+            }
+        };
+        match &event {
+            watcher::Event::Apply(new) => {
+                let old = store.get(&ObjectRef::from_obj(new));
+                writer.apply_watcher_event(&event);
+                match old {
+                    Some(old) if !(kind.matters)(&old, new) => {}
+                    Some(old) => {
+                        tell(Change::Of(&old));
+                        tell(Change::Of(new));
+                    }
+                    None => tell(Change::Of(new)),
+                }
+            }
+            watcher::Event::Delete(gone) => {
+                writer.apply_watcher_event(&event);
+                tell(Change::Of(gone));
+            }
+            watcher::Event::Init | watcher::Event::InitApply(_) => writer.apply_watcher_event(&event),
+            watcher::Event::InitDone => {
+                writer.apply_watcher_event(&event);
+                if std::mem::replace(&mut told, false) {
+                    tracing::info!(kind = kind.name, "watch works again");
+                }
+                pause = MIN_PAUSE;
+                tell(Change::Listed);
+            }
+        }
+    }
+}
+
+/// Our own kinds: everything but the status matters, which we write ourselves.
+fn root<K: Resource>(name: &'static str) -> Kind<K> {
+    let config = watcher::Config::default();
+    Kind { name, config, thin: thin::<K>, matters: asks_otherwise }
+}
+
+/// Objects of all owners, thinned out.
+fn all<K: Resource + Clone + PartialEq>(name: &'static str, thin: fn(&mut K)) -> Kind<K> {
+    Kind { name, config: watcher::Config::default(), thin, matters: is_different }
+}
+
+/// Objects that we own, whole.
+fn owned<K: Resource + Clone + PartialEq>(name: &'static str) -> Kind<K> {
+    let config = watcher::Config::default().labels(&format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
+    Kind { name, config, thin: thin::<K>, matters: is_different }
+}
+
+/// The one trouble of a pod that its status does not tell.
+fn mount_failures_of_pods() -> Kind<Event> {
+    let config = watcher::Config::default().fields("involvedObject.kind=Pod,reason=FailedMount");
+    let matters = |old: &Event, new: &Event| old.message != new.message;
+    Kind { name: "Event", config, thin: thin::<Event>, matters }
+}
+
+/// Versions change with things that were thinned out.
+fn is_different<K: Resource + Clone + PartialEq>(old: &K, new: &K) -> bool {
+    let still = |object: &K| {
+        let mut object = object.clone();
+        object.meta_mut().resource_version = None;
+        object
+    };
+    still(old) != still(new)
+}
+
+/// Whether people ask for something else: another generation, other annotations,
+/// an end. Our own writes of the status are none of these.
+fn asks_otherwise<K: Resource>(old: &K, new: &K) -> bool {
+    let (old, new) = (old.meta(), new.meta());
+    old.uid != new.uid
+        || old.generation != new.generation
+        || old.annotations != new.annotations
+        || old.deletion_timestamp != new.deletion_timestamp
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_waits_once() {
+        let depth = IntGauge::new("depth", "objects").expect("a gauge");
+        let (queue, mut waiting) = Queue::<KvRouter>::new(depth.clone());
+        let object = || ObjectRef::new("chat").within("ns");
+        queue.push(object());
+        queue.push(object());
+        assert_eq!(depth.get(), 1);
+        assert!(waiting.try_recv().is_ok());
+        assert!(waiting.try_recv().is_err(), "twice");
+        queue.begin(&object());
+        assert_eq!(depth.get(), 0);
+        queue.push(object());
+        assert!(waiting.try_recv().is_ok(), "a change during its reconcile was lost");
+    }
+}

@@ -1,0 +1,84 @@
+//! The latest records: filed when decided, completed when answered.
+
+use std::collections::VecDeque;
+
+use super::{Receipt, Record, ResultRecord};
+
+/// Most memory that a ring of receipts takes: with 2,000 candidates each, the
+/// latest 300 receipts.
+const MAX_RING_BYTES: usize = 64 << 20;
+
+/// The latest records, and what became of them. The oldest goes first.
+#[derive(Debug)]
+pub struct Ring {
+    entries: VecDeque<Entry>,
+    capacity: usize,
+    bytes: usize,
+    /// Number of the oldest entry held.
+    first: u64,
+}
+
+/// One record and what became of it, as it was when it was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The decision.
+    pub record: Record,
+    /// The result; `None` until it is known.
+    pub result: Option<ResultRecord>,
+}
+
+/// A receipt's number in its ring: how many were filed before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReceiptNumber(pub u64);
+
+impl Entry {
+    /// The receipt. Records are of our own making; one that cannot be read is
+    /// an error of ours, and there is no receipt of it.
+    pub fn receipt(&self) -> Option<Receipt> {
+        let receipt = self.record.decode().ok()?;
+        Some(Receipt { result: self.result.clone(), ..receipt })
+    }
+
+    /// Memory that it takes, roughly.
+    pub fn bytes(&self) -> usize {
+        size_of::<Self>() + self.record.as_bytes().len()
+    }
+}
+
+impl Ring {
+    /// A ring of `capacity` receipts, at least one; fewer where they are large.
+    pub fn new(capacity: usize) -> Self {
+        Self { entries: VecDeque::new(), capacity: capacity.max(1), bytes: 0, first: 0 }
+    }
+
+    /// Files a record; the oldest makes room.
+    pub fn file(&mut self, record: Record, result: Option<ResultRecord>) -> ReceiptNumber {
+        let entry = Entry { record, result };
+        self.bytes += entry.bytes();
+        self.entries.push_back(entry);
+        while self.entries.len() > self.capacity || (self.bytes > MAX_RING_BYTES && self.entries.len() > 1) {
+            self.bytes -= self.entries.pop_front().map_or(0, |oldest| oldest.bytes());
+            self.first += 1;
+        }
+        ReceiptNumber(self.first + self.entries.len() as u64 - 1)
+    }
+
+    /// Joins what became of it. A receipt that left the ring is not missed.
+    pub fn join(&mut self, number: ReceiptNumber, result: ResultRecord) {
+        let position = number.0.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
+        if let Some(entry) = position.and_then(|at| self.entries.get_mut(at)) {
+            entry.result = Some(result);
+        }
+    }
+
+    /// The newest `limit` entries that `wanted` accepts, newest first, as they
+    /// are now: a result that is joined later does not show in them.
+    pub fn latest(&self, limit: usize, wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        self.entries.iter().rev().filter(|entry| wanted(entry)).take(limit).cloned().collect()
+    }
+
+    /// Receipts ever filed.
+    pub fn filed(&self) -> u64 {
+        self.first + self.entries.len() as u64
+    }
+}

@@ -1,0 +1,142 @@
+//! Whose page is not the others'.
+//!
+//! The pool's page is the one that most able workers have, among the pages that
+//! divide the block; of two that are equally common, the larger one. A worker is
+//! odd if its page does not divide the block or is not the pool's. Workers whose
+//! page is unknown are not judged. A role that would lose all of its workers
+//! keeps them: unequal pages cost hits, no workers cost requests.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvrouter_core::ids::{Role, WorkerId};
+
+use super::Worker;
+
+/// What is known of one worker.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Its name.
+    pub id: WorkerId,
+    /// What it is picked for.
+    pub role: Role,
+    /// Whether it could be picked, its page aside.
+    pub able: bool,
+    /// Tokens per page, where known.
+    pub page: Option<u32>,
+}
+
+/// What comes of comparing pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// The pool's page; `None` while no page that divides the block is known.
+    pub page: Option<u32>,
+    /// Workers whose page is odd, with that page, sorted.
+    pub odd: Vec<(WorkerId, u32)>,
+    /// Those of them that parity keeps out.
+    kept_out: Vec<WorkerId>,
+    /// Roles all of whose able workers are odd.
+    pub spared: Vec<Role>,
+}
+
+impl Verdict {
+    /// Whether parity, where it is required, keeps a worker out of routing.
+    pub fn is_kept_out(&self, id: &WorkerId) -> bool {
+        self.kept_out.binary_search(id).is_ok()
+    }
+}
+
+/// The facts about `workers`.
+pub fn facts(workers: &[Arc<Worker>]) -> Vec<Facts> {
+    let fact = |worker: &Arc<Worker>| Facts {
+        id: worker.id.clone(),
+        role: worker.place().role,
+        able: worker.is_able(),
+        page: worker.page(),
+    };
+    workers.iter().map(fact).collect()
+}
+
+/// Judges all workers of a pool with blocks of `block` tokens.
+pub fn judge(block: u32, workers: &[Facts]) -> Verdict {
+    let fits = |page: u32| page > 0 && block.is_multiple_of(page);
+    let mut votes: BTreeMap<u32, usize> = BTreeMap::new();
+    for page in workers.iter().filter(|worker| worker.able).filter_map(|worker| worker.page) {
+        if fits(page) {
+            *votes.entry(page).or_default() += 1;
+        }
+    }
+    let page = votes.iter().max_by_key(|(page, votes)| (**votes, **page)).map(|(page, _)| *page);
+    let is_odd = |worker: &Facts| {
+        worker.page.is_some_and(|own| !fits(own) || page.is_some_and(|common| own != common))
+    };
+    let lost = |role: Role| {
+        let mut able = workers.iter().filter(|worker| worker.able && worker.role == role).peekable();
+        able.peek().is_some() && able.all(is_odd)
+    };
+    let spared: Vec<Role> =
+        [Role::Mixed, Role::Prefill, Role::Decode].into_iter().filter(|role| lost(*role)).collect();
+    let mut odd: Vec<&Facts> = workers.iter().filter(|worker| is_odd(worker)).collect();
+    odd.sort_by(|a, b| a.id.cmp(&b.id));
+    let kept_out = odd.iter().filter(|worker| !spared.contains(&worker.role));
+    Verdict {
+        page,
+        kept_out: kept_out.map(|worker| worker.id.clone()).collect(),
+        odd: odd.iter().filter_map(|worker| Some((worker.id.clone(), worker.page?))).collect(),
+        spared,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Workers `a`, `b`, … with these pages, 0 for unknown; an upper-case role
+    /// letter in front (`P`, `D`) is not mixed, a `!` behind is not able.
+    fn workers(text: &str) -> Vec<Facts> {
+        let fact = |(at, word): (usize, &str)| {
+            let (role, rest) = match word.strip_prefix('P') {
+                Some(rest) => (Role::Prefill, rest),
+                None => word.strip_prefix('D').map_or((Role::Mixed, word), |rest| (Role::Decode, rest)),
+            };
+            let (page, able) = rest.strip_suffix('!').map_or((rest, true), |page| (page, false));
+            let page = Some(page.parse().expect("a number")).filter(|page| *page > 0);
+            let name = char::from(b'a' + u8::try_from(at).expect("few"));
+            Facts { id: WorkerId::new(name.to_string()), role, able, page }
+        };
+        text.split_whitespace().enumerate().map(fact).collect()
+    }
+
+    #[track_caller]
+    fn check(why: &str, text: &str, page: Option<u32>, kept_out: &str, spared: &[Role]) {
+        let workers = workers(text);
+        let verdict = judge(64, &workers);
+        let out: Vec<_> = verdict.kept_out.iter().map(WorkerId::as_str).collect();
+        assert_eq!(
+            (verdict.page, out.concat().as_str(), &*verdict.spared),
+            (page, kept_out, spared),
+            "{why}"
+        );
+        let mut turned = workers;
+        turned.reverse();
+        assert_eq!(judge(64, &turned), verdict, "{why}: the order does not matter");
+    }
+
+    #[test]
+    fn odd_pages_are_kept_out_but_never_all_of_a_role() {
+        check("nobody", "", None, "", &[]);
+        check("all alike", "16 16 16", Some(16), "", &[]);
+        check("one differs", "16 32 16", Some(16), "b", &[]);
+        check("one does not divide", "16 24 16", Some(16), "b", &[]);
+        check("most do not divide", "24 24 16", Some(16), "ab", &[]);
+        check("a tie goes to the larger page", "16 32", Some(32), "a", &[]);
+        check("a tie of three", "16 32 64", Some(64), "ab", &[]);
+        check("unknown pages are not judged", "0 16 0", Some(16), "", &[]);
+        check("who is not able has no vote", "32! 32! 16", Some(16), "ab", &[]);
+        check("nobody would be left", "24 24", None, "", &[Role::Mixed]);
+        check("one of unknown page is left", "24 0", None, "a", &[]);
+        check("a role keeps its workers", "16 16 P32 P32 D16", Some(16), "", &[Role::Prefill]);
+        check("a role with one that fits", "16 16 P32 P16", Some(16), "c", &[]);
+        check("a larger page does not divide either", "128 64", Some(64), "a", &[]);
+    }
+}

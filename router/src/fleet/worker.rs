@@ -1,0 +1,492 @@
+//! One worker: its ranks, what discovery says of it and what probes found.
+//!
+//! A [`TargetState`] owns its slot in the index. The slot is handed out again
+//! when the last holder of the target lets go of it, so that neither a feed nor
+//! a pick under way can take the successor in that slot for the target it knew.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use kvrouter_core::events::envelope::Status;
+use kvrouter_core::ids::{Role, Slot, Target, WorkerId};
+use kvrouter_core::index::Index;
+use kvrouter_core::policy::leases::Account;
+use kvrouter_core::trust::SharedTrust;
+use kvrouter_crds::config::{Engine, EventEndpoints, KvEvents};
+use parking_lot::{Mutex, RwLock};
+use tokio_util::sync::CancellationToken;
+
+use crate::feed::zmtp::Endpoint;
+
+/// One worker as discovery found it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its `host:port`.
+    pub id: WorkerId,
+    /// Its pod, in Kubernetes.
+    pub pod: Option<PodName>,
+    /// What it is picked for and whether it may be.
+    pub place: Place,
+    /// What it was configured as.
+    pub engine: Engine,
+    /// Its ranks; at least one.
+    pub dp_size: u32,
+    /// Where its events are; `None` where they come over NATS or not at all.
+    pub events: Option<EventSockets>,
+}
+
+/// Names one life of one pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodName {
+    /// Its name, which a successor may bear too.
+    pub name: Arc<str>,
+    /// Its UID, which no other pod ever has.
+    pub uid: Arc<str>,
+}
+
+/// What discovery says of a worker besides its name. May change in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// What it is picked for.
+    pub role: Role,
+    /// Why it may not be picked.
+    pub exclusion: Option<Exclusion>,
+}
+
+/// Why discovery keeps a pod out of routing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Exclusion {
+    /// Its condition Ready is not true.
+    PodNotReady,
+    /// The pool has roles and it is of none.
+    NoRole,
+    /// It is of more than one role.
+    TwoRoles,
+    /// It belongs to another pool too.
+    TwoPools,
+    /// Another pod has its address.
+    SameAddress,
+}
+
+/// One engine process group.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its `host:port`, which is also the authority of its URL.
+    pub id: WorkerId,
+    /// Its pod, in Kubernetes.
+    pub pod: Option<PodName>,
+    /// Its ranks, in order; at least one.
+    pub targets: Vec<Arc<TargetState>>,
+    /// Where its events are; `None` where they come over NATS or not at all.
+    pub events: Option<EventSockets>,
+    /// What it was configured as.
+    pub(super) configured_engine: Engine,
+    /// What probes found.
+    pub(super) status: RwLock<WorkerStatus>,
+    place: RwLock<Place>,
+    /// Probes in a row that it did not pass.
+    pub(super) missed_probes: AtomicU32,
+    /// Its page keeps it out of routing.
+    odd_page: AtomicBool,
+    /// Cancelled when it left: its tasks end.
+    pub gone: CancellationToken,
+}
+
+/// A worker's event sockets; rank r is at port + r.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventSockets {
+    /// Publisher of rank 0.
+    pub publisher: Endpoint,
+    /// Replay socket of rank 0.
+    pub replay: Option<Endpoint>,
+}
+
+/// One rank of a worker: its load and the view of its cache.
+#[derive(Debug)]
+pub struct TargetState {
+    /// Its name.
+    pub target: Target,
+    /// Its place in the index, until this value is dropped.
+    pub slot: Slot,
+    /// What is booked on it.
+    pub account: Arc<Account>,
+    /// What its view is worth.
+    pub trust: SharedTrust,
+    facts: Mutex<EventFacts>,
+    retired: AtomicBool,
+    index: Arc<Index>,
+}
+
+/// What events said about a target's cache besides its content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventFacts {
+    /// Tokens per page; `None` before the first store.
+    pub page: Option<u32>,
+    /// Groups other than main attention exist.
+    pub hybrid: bool,
+    /// Tokens come as pairs (EAGLE).
+    pub paired: bool,
+}
+
+/// What probes found.
+#[derive(Clone, Debug)]
+pub struct WorkerStatus {
+    /// Whether it can serve.
+    pub ready: bool,
+    /// Why not.
+    pub reason: ReadyReason,
+    /// What it is, as far as known.
+    pub engine: Engine,
+    /// Its version, as it says it.
+    pub engine_version: Option<Arc<str>>,
+    /// Tokens per page, from its live endpoint.
+    pub reported_page: Option<u32>,
+    /// What it serves, as it said last.
+    pub models: Vec<ServedModel>,
+}
+
+/// One entry of a worker's `/v1/models`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServedModel {
+    /// The name that requests use.
+    pub name: String,
+    /// Whether it is a LoRA adapter of the base model.
+    pub adapter: bool,
+}
+
+/// Why a worker may or may not be picked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadyReason {
+    /// It may.
+    Ok,
+    /// Discovery keeps it out.
+    Excluded(Exclusion),
+    /// It was not asked yet.
+    NotProbed,
+    /// It does not answer.
+    Unreachable,
+    /// Its health endpoint says no.
+    Unhealthy,
+    /// It serves no model yet.
+    NoModel,
+    /// It serves other models than the pool's.
+    OtherModel,
+    /// Its page is not the others', and parity is required.
+    PageSize,
+}
+
+impl Exclusion {
+    /// Stable label for metrics and reports.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::PodNotReady => "pod_not_ready",
+            Self::NoRole => "no_role",
+            Self::TwoRoles => "two_roles",
+            Self::TwoPools => "two_pools",
+            Self::SameAddress => "same_address",
+        }
+    }
+}
+
+impl ReadyReason {
+    /// Stable label for metrics and reports.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Excluded(exclusion) => exclusion.label(),
+            Self::NotProbed => "not_probed",
+            Self::Unreachable => "unreachable",
+            Self::Unhealthy => "unhealthy",
+            Self::NoModel => "no_model",
+            Self::OtherModel => "other_model",
+            Self::PageSize => "page_size",
+        }
+    }
+}
+
+impl WorkerStatus {
+    /// What is known of a worker that was never asked.
+    pub(super) const fn unknown(engine: Engine) -> Self {
+        Self {
+            ready: false,
+            reason: ReadyReason::NotProbed,
+            engine,
+            engine_version: None,
+            reported_page: None,
+            models: Vec::new(),
+        }
+    }
+
+    /// Whether it is not known what the worker serves now.
+    pub(super) fn is_silent(&self) -> bool {
+        match self.reason {
+            ReadyReason::NotProbed | ReadyReason::Unreachable => true,
+            // It may have answered before it fell ill.
+            ReadyReason::Unhealthy => self.models.is_empty(),
+            ReadyReason::Ok
+            | ReadyReason::Excluded(_)
+            | ReadyReason::NoModel
+            | ReadyReason::OtherModel
+            | ReadyReason::PageSize => false,
+        }
+    }
+}
+
+impl Worker {
+    /// A worker that nothing is known of, with room in `index` for each rank.
+    pub fn new(member: &Member, index: &Arc<Index>) -> Self {
+        let target = |rank| Arc::new(TargetState::new(Target::new(member.id.clone(), rank), index));
+        Self {
+            id: member.id.clone(),
+            pod: member.pod.clone(),
+            targets: (0..member.dp_size).map(target).collect(),
+            events: member.events.clone(),
+            configured_engine: member.engine,
+            status: RwLock::new(WorkerStatus::unknown(member.engine)),
+            place: RwLock::new(member.place),
+            missed_probes: AtomicU32::new(0),
+            odd_page: AtomicBool::new(false),
+            gone: CancellationToken::new(),
+        }
+    }
+
+    /// What probes found last.
+    pub fn status(&self) -> WorkerStatus {
+        self.status.read().clone()
+    }
+
+    /// Probes in a row that it did not pass. A ready worker is given up after the
+    /// second, but people may know of the first.
+    pub fn missed_probes(&self) -> u32 {
+        self.missed_probes.load(Ordering::Relaxed)
+    }
+
+    /// What discovery said last.
+    pub fn place(&self) -> Place {
+        *self.place.read()
+    }
+
+    /// Takes over what discovery says; whether that changes anything.
+    pub(super) fn put(&self, place: Place) -> bool {
+        std::mem::replace(&mut *self.place.write(), place) != place
+    }
+
+    /// Whether it could be picked, its page aside.
+    pub fn is_able(&self) -> bool {
+        self.place().exclusion.is_none() && self.status.read().ready
+    }
+
+    /// Whether it may be picked.
+    pub fn is_ready(&self) -> bool {
+        self.is_able() && !self.odd_page.load(Ordering::Relaxed)
+    }
+
+    /// Why it may or may not be picked.
+    pub fn reason(&self) -> ReadyReason {
+        match self.place().exclusion {
+            Some(exclusion) => ReadyReason::Excluded(exclusion),
+            None => match self.status.read().reason {
+                ReadyReason::Ok if self.odd_page.load(Ordering::Relaxed) => ReadyReason::PageSize,
+                reason => reason,
+            },
+        }
+    }
+
+    /// Lets a probe find this.
+    #[cfg(test)]
+    pub(crate) fn set_reason(&self, reason: ReadyReason) {
+        let mut status = self.status.write();
+        (status.ready, status.reason) = (reason == ReadyReason::Ok, reason);
+    }
+
+    /// Keeps it out of routing because of its page, or lets it in again.
+    pub(super) fn set_odd_page(&self, odd: bool) {
+        self.odd_page.store(odd, Ordering::Relaxed);
+    }
+
+    /// Tokens per page: what its events say, of the first rank whose events say
+    /// it, else what its live endpoint says.
+    pub fn page(&self) -> Option<u32> {
+        let told = self.targets.iter().find_map(|target| target.facts().page);
+        told.or_else(|| self.status.read().reported_page)
+    }
+
+    /// Whether it can answer a request for `adapter`: it serves a model of that
+    /// name. Every ready worker serves the base model, which is `None`.
+    pub fn serves(&self, adapter: Option<&str>) -> bool {
+        let Some(adapter) = adapter else { return true };
+        self.status.read().models.iter().any(|model| model.name == adapter)
+    }
+
+    /// Whether it can be picked for `role`. A mixed worker does all of a
+    /// request, so also each part of it.
+    pub fn takes(&self, role: Role) -> bool {
+        let own = self.place().role;
+        own == role || own == Role::Mixed
+    }
+
+    /// Whether ranks are told apart by a header.
+    pub fn has_ranks(&self) -> bool {
+        self.targets.len() > 1
+    }
+}
+
+impl EventSockets {
+    /// A static worker's: its own, else the pool's ports on its host.
+    pub(super) fn of(id: &WorkerId, own: Option<&EventEndpoints>, events: &KvEvents) -> Option<Self> {
+        if let Some(own) = own {
+            let replay = own.replay_endpoint.as_ref().and_then(|endpoint| endpoint.parse().ok());
+            return Some(Self { publisher: own.endpoint.parse().ok()?, replay });
+        }
+        let (host, _) = id.as_str().rsplit_once(':')?;
+        Self::at(host, 0, events)
+    }
+
+    /// The pool's ports on `host`, counted on by `offset`; `None` beyond 65535.
+    pub(super) fn at(host: &str, offset: u16, events: &KvEvents) -> Option<Self> {
+        let at = |port: u16| format!("tcp://{host}:{}", port.checked_add(offset)?).parse().ok();
+        Some(Self { publisher: at(events.port)?, replay: at(events.replay_port) })
+    }
+}
+
+impl TargetState {
+    fn new(target: Target, index: &Arc<Index>) -> Self {
+        Self {
+            target,
+            slot: index.add_target(),
+            account: Arc::default(),
+            trust: SharedTrust::default(),
+            facts: Mutex::default(),
+            retired: AtomicBool::new(false),
+            index: Arc::clone(index),
+        }
+    }
+
+    /// What events said about the cache besides its content.
+    pub fn facts(&self) -> EventFacts {
+        *self.facts.lock()
+    }
+
+    /// Notes what a message said besides its deltas. `page` 0 says nothing.
+    pub fn note(&self, status: Status, page: u32) {
+        let mut facts = self.facts.lock();
+        facts.page = (page != 0).then_some(page).or(facts.page);
+        facts.hybrid = status.hybrid;
+        facts.paired = status.paired;
+    }
+
+    /// Its worker left: nothing new is remembered of it.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether its worker left.
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for TargetState {
+    fn drop(&mut self) {
+        self.index.remove_target(self.slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(exclusion: Option<Exclusion>, status: WorkerStatus) -> Worker {
+        let place = Place { role: Role::Mixed, exclusion };
+        let member = Member {
+            id: WorkerId::new("w:1"),
+            pod: None,
+            place,
+            engine: Engine::Auto,
+            dp_size: 2,
+            events: None,
+        };
+        let worker = Worker::new(&member, &Arc::default());
+        *worker.status.write() = status;
+        worker
+    }
+
+    fn found(reason: ReadyReason, models: &[&str]) -> WorkerStatus {
+        let model = |name: &&str| ServedModel { name: (*name).to_owned(), adapter: *name != "base" };
+        let models = models.iter().map(model).collect();
+        WorkerStatus {
+            ready: reason == ReadyReason::Ok,
+            reason,
+            models,
+            ..WorkerStatus::unknown(Engine::Auto)
+        }
+    }
+
+    #[test]
+    fn a_worker_serves_its_base_model_and_the_adapters_that_it_named() {
+        let worker = worker(None, found(ReadyReason::Ok, &["base", "lora"]));
+        for (adapter, serves) in [(None, true), (Some("lora"), true), (Some("other"), false)] {
+            assert_eq!(worker.serves(adapter), serves, "{adapter:?}");
+        }
+    }
+
+    #[test]
+    fn workers_that_do_not_say_what_they_serve_are_silent() {
+        let cases: [(ReadyReason, &[&str], bool); 7] = [
+            (ReadyReason::NotProbed, &[], true),
+            (ReadyReason::Unreachable, &["base"], true),
+            (ReadyReason::Unhealthy, &[], true),
+            (ReadyReason::Unhealthy, &["base"], false),
+            (ReadyReason::NoModel, &[], false),
+            (ReadyReason::OtherModel, &["x"], false),
+            (ReadyReason::Ok, &["base"], false),
+        ];
+        for (reason, models, silent) in cases {
+            assert_eq!(found(reason, models).is_silent(), silent, "{reason:?} {models:?}");
+        }
+    }
+
+    /// Kubernetes, the engine and the page must all agree; the first that does
+    /// not is named.
+    #[test]
+    fn a_worker_is_picked_only_if_nothing_speaks_against_it() {
+        let out = Some(Exclusion::PodNotReady);
+        for (exclusion, probed, odd, reason) in [
+            (None, ReadyReason::Ok, false, "ok"),
+            (out, ReadyReason::Ok, false, "pod_not_ready"),
+            (out, ReadyReason::Unreachable, true, "pod_not_ready"),
+            (None, ReadyReason::Unreachable, true, "unreachable"),
+            (None, ReadyReason::Ok, true, "page_size"),
+        ] {
+            let worker = worker(exclusion, found(probed, &["base"]));
+            worker.set_odd_page(odd);
+            assert_eq!((worker.is_ready(), worker.reason().label()), (reason == "ok", reason));
+        }
+    }
+
+    #[test]
+    fn the_page_of_events_beats_the_reported_one() {
+        let worker = worker(None, found(ReadyReason::Ok, &["base"]));
+        assert_eq!(worker.page(), None);
+        worker.status.write().reported_page = Some(32);
+        assert_eq!(worker.page(), Some(32));
+        worker.targets[1].note(Status::default(), 16);
+        assert_eq!(worker.page(), Some(16));
+    }
+
+    #[test]
+    fn a_mixed_request_goes_to_mixed_workers_only() {
+        for (own, asked, takes) in [
+            (Role::Mixed, Role::Mixed, true),
+            (Role::Prefill, Role::Mixed, false),
+            (Role::Decode, Role::Mixed, false),
+            (Role::Mixed, Role::Decode, true),
+            (Role::Decode, Role::Decode, true),
+            (Role::Decode, Role::Prefill, false),
+        ] {
+            let worker = worker(None, found(ReadyReason::Ok, &["base"]));
+            worker.put(Place { role: own, exclusion: None });
+            assert_eq!(worker.takes(asked), takes, "{own:?} for {asked:?}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+// Bundles the tests and runs them: `oracle` with Node alone, `page` in Chromium where there is one. Both compare with
+// the built `kv-router`, so build it first. Names as arguments select.
+
+import { spawnSync } from "node:child_process";
+import { existsSync } from "node:fs";
+import { build } from "esbuild";
+
+const root = new URL("..", import.meta.url).pathname;
+const chromium = process.env.CHROMIUM ?? "/usr/bin/chromium";
+let names = process.argv.slice(2);
+if (names.length === 0) {
+  names = ["oracle", "page"];
+  if (!existsSync(chromium)) {
+    names.pop();
+    console.log(`no ${chromium}: the tests in the browser do not run (apt-get install chromium, or set CHROMIUM)`);
+  }
+}
+await build({
+  entryPoints: names.map((name) => `test/${name}.test.ts`),
+  outdir: "out/test",
+  bundle: true,
+  platform: "node",
+  format: "esm",
+  external: ["playwright-core", "axe-core"],
+  sourcemap: "inline",
+  absWorkingDir: root,
+  outExtension: { ".js": ".mjs" },
+});
+const files = names.map((name) => `out/test/${name}.test.mjs`);
+const only = process.env.ONLY ? [`--test-name-pattern=${process.env.ONLY}`] : [];
+const flags = ["--test", ...only, "--test-concurrency=1", "--test-reporter=spec", "--enable-source-maps"];
+const done = spawnSync(process.execPath, [...flags, ...files], { cwd: root, stdio: "inherit" });
+process.exit(done.status ?? 1);
