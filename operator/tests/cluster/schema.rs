@@ -186,7 +186,7 @@ fn wrong_routers_are_refused_with_field_and_hint() {
         "no freshness",
         "freshness: {budgetSeconds: 0}",
         "spec.freshness.budgetSeconds",
-        "greater than or equal to 1",
+        "greater than or equal to 3",
     );
     router("service port 0", "service: {port: 0}", "spec.service.port", "greater than or equal to 1");
     router("an external name", "service: {type: ExternalName}", "spec.service.type", "\"LoadBalancer\"");
