@@ -138,11 +138,7 @@ impl Metrics {
                 "Cached prompt tokens as engines reported them.",
             )?,
             tokenisations: counters("tokenisations_total", "Texts tokenised.", &["variant"])?,
-            prompt_tokens: counters(
-                "prompt_tokens_total",
-                "Prompt tokens, by where they came from.",
-                &["source"],
-            )?,
+            prompt_tokens: counters("prompt_tokens_total", "Prompt tokens, by their source.", &["source"])?,
             refusals: counters("prompt_refusals_total", "Prompts not turned into token ids.", &["reason"])?,
             failures: counters("attempt_failures_total", "Attempts that failed, by reason.", &["reason"])?,
             events: counters("event_messages_total", "Event messages, by what became of them.", &["result"])?,
