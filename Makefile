@@ -40,13 +40,13 @@ web-test: web ## Tests the page: its oracle against kv-router's replay, and all 
 
 .PHONY: test
 test: export NATS_SERVER := $(TOOLS)/bin/nats-server
-test: $(NATS_STAMP) ## Runs all tests; ends with `N passed, N failed`. ARGS='-- NAME' selects some.
+test: $(NATS_STAMP) cluster-api ## Runs all tests; ends with `N passed, N failed`. ARGS='-- NAME' selects some.
 	@echo "== test"
 	cargo build --workspace --bins
 	@cargo xtask test $(ARGS)
 
 .PHONY: check
-check: fetch web format lint tidy docs definitions chart deny web-test test ## What CI runs: format, lint, tidy, docs, CRDs, chart, deny, web, test.
+check: fetch web format lint tidy docs definitions programs chart deny web-test scenarios test ## What CI runs: format, lint, tidy, docs, CRDs, chart, deny, web, scenarios (a) to (g), test.
 
 .PHONY: engines
 engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares predicted with real hits.
@@ -192,7 +192,21 @@ cluster: ## Starts a Kubernetes cluster of two nodes on this machine (root, Debi
 cluster-down: ## Takes that cluster down; nothing of it is left but the built programs.
 	e2e/cluster/down.sh
 
-# What tests against a bare API server need: etcd and kube-apiserver in $(TOOLS)/cluster/bin.
+# What tests against a bare API server need: etcd, kube-apiserver and kubectl in $(TOOLS)/cluster/bin.
 .PHONY: cluster-api
 cluster-api:
-	@e2e/cluster/build.sh etcd kube-apiserver
+	@e2e/cluster/build.sh etcd kube-apiserver kubectl
+
+# All programs of a cluster, helm among them: 12 minutes with empty caches.
+.PHONY: programs
+programs:
+	@echo "== programs"
+	@e2e/cluster/build.sh
+
+# On a machine where a cluster can be made. It is taken down again.
+.PHONY: scenarios
+scenarios: export KVROUTER_E2E_DOWN := 1
+scenarios: $(NATS_STAMP)
+	@echo "== scenarios"
+	@if [ "$$(uname)" = Linux ] && [ "$$(id -u)" = 0 ]; then env -u KUBECONFIG e2e/run.sh a b c d e f g; \
+	else echo "skipped: a cluster of its own needs root on Linux; \`make e2e\` uses the one of KUBECONFIG"; fi

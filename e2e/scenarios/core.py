@@ -118,6 +118,12 @@ def b_engine_killed(steps, ns):
         status, _ = chat(url, "warm up")
         expect(status == 200, f"status {status}")
         expect(chosen(receipts(pod, 1)[0]) != victim_address, "the dead worker was picked")
+    with steps.step("an event of the pool or the router tells it"):
+        def told():
+            mine = [e for e in get("events.events.k8s.io", None, ns) if e["regarding"].get("apiVersion") == "kvrouter.dev/v1alpha1"]
+            return [e for e in mine if e.get("reportingController", "").startswith("kvrouter")]
+
+        wait("an event", told, 60)
     with steps.step("its successor joins"):
         wait_ready_workers(ns, 3)
         wait_condition("kvpool", "qwen", ns, "Ready", "True")
@@ -283,10 +289,13 @@ def g_api_server_killed(steps, ns):
             expect(load.whole > whole + 20, f"only {load.whole - whole} answers in 20 s")
             notes.append(f"{load.whole - whole} answers")
             run(script, "start", timeout=60)
-        with steps.step("it is back: a new engine is found, conditions hold"):
+        with steps.step("it is back: a new engine is found, conditions hold") as notes:
             wait("the API", lambda: kubectl("get", "--raw", "/readyz"), 60)
             kubectl("scale", "deployment", "qwen", "-n", ns, "--replicas=3")
-            wait_ready_workers(ns, 3)
+            # Kubernetes' own controllers take up to a minute to come back.
+            kubectl("rollout", "status", "deployment/qwen", "-n", ns, "--timeout=150s", timeout=160)
+            _, seconds = wait_ready_workers(ns, 3, 30)
+            notes.append(f"found {seconds:.1f} s after it was Ready")
             wait_condition("kvrouter", "front", ns, "Ready", "True")
     expect(not load.errors, f"{len(load.errors)} requests failed, first: {load.errors[:1]}")
 

@@ -37,6 +37,8 @@ pub enum Command {
     Run(RunFlags),
     /// Prints, without a cluster, the objects it would apply and the conditions it can already know.
     Render(RenderFlags),
+    /// Sends one chat completion through a router, or through every KvRouter, and prints the answers.
+    Check(CheckFlags),
 }
 
 /// What both commands put into the objects they make.
@@ -92,6 +94,23 @@ pub struct RunFlags {
     #[arg(long, env = "KVROUTER_OPERATOR_LOG_JSON", default_value_t = false,
           action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub log_json: bool,
+}
+
+/// Flags of `check`.
+#[derive(Clone, Debug, Args)]
+pub struct CheckFlags {
+    /// The router: http://HOST:PORT. Default: every KvRouter that may be listed.
+    #[arg(long)]
+    pub url: Option<String>,
+    /// The model to name. Default: the first that the router lists.
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Namespaces whose KvRouters are asked, separated by commas. Default: all.
+    #[arg(long, env = "KVROUTER_OPERATOR_WATCH_NAMESPACES", value_delimiter = ',')]
+    pub watch_namespaces: Vec<String>,
+    /// How long a router may take for an answer.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub timeout_seconds: u64,
 }
 
 /// Flags of `render`.

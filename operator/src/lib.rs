@@ -7,6 +7,7 @@
 //! settings and in its health report, whose types live in `kvrouter_crds`.
 
 pub mod apply;
+pub mod check;
 pub mod config;
 pub mod controller;
 pub mod definitions;

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use kvrouter_operator::config::{Cli, Command, Config, RenderFlags};
-use kvrouter_operator::{chain, render, run};
+use kvrouter_operator::config::{Cli, Command, RenderFlags};
+use kvrouter_operator::{chain, check, render, run};
 use tracing_subscriber::EnvFilter;
 
 /// Exit code for settings and manifests that cannot be used.
@@ -15,15 +15,16 @@ fn main() -> ExitCode {
         Command::Run(flags) => {
             init_logs(flags.log_json);
             match flags.config() {
-                Ok(config) => serve(config),
+                Ok(config) => in_runtime(run::run(config)),
                 Err(error) => complain([error.to_string()]),
             }
         }
         Command::Render(flags) => print(&flags),
+        Command::Check(flags) => in_runtime(check::check(&flags)),
     }
 }
 
-fn serve(config: Config) -> ExitCode {
+fn in_runtime<E: std::error::Error + 'static>(work: impl Future<Output = Result<(), E>>) -> ExitCode {
     // Two threads: the operator waits most of its time, and each costs memory.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = match runtime {
@@ -33,7 +34,7 @@ fn serve(config: Config) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(run::run(config)) {
+    match runtime.block_on(work) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kv-router-operator: {}", chain(&error));

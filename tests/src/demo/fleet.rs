@@ -2,24 +2,25 @@
 //!
 //! All listen on free ports of loopback, log to files, and end when the fleet is dropped.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use kvrouter_crds::config::RouterConfig;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::drive::body;
+use super::manifests;
 use super::results::Policy;
 use crate::client::Client;
 use crate::process::{EngineAddresses, Process, RouterAddresses, nats_command, sibling};
 
 /// Engines of a fleet.
 pub const ENGINES: usize = 4;
-/// The model's name.
-pub const MODEL: &str = "demo-model";
+/// The model's name, as the manifests say it.
+pub const MODEL: &str = "sim-model";
 /// Tokens per page of an engine, and per block of the router.
 pub const PAGE_TOKENS: u32 = 16;
 /// Pages of an engine's cache: the fleet holds all conversations that go on at a time with room to
@@ -35,7 +36,7 @@ const CHUNK_TOKENS: &str = "2048";
 /// How long the router may take to see all engines' caches.
 const READY: Duration = Duration::from_secs(60);
 /// Folder of the tokenizer that engines and router use.
-const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/tokenizer");
+pub const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/tokenizer");
 
 /// How cache events travel.
 #[derive(Clone, Debug)]
@@ -79,6 +80,7 @@ impl Nats {
 impl Fleet {
     /// Starts everything and waits until the router is ready.
     pub async fn start(policy: Policy, events: &Events, logs: &Path) -> anyhow::Result<Self> {
+        let settings = manifests::render()?;
         let log = |name: &str| logs.join(format!("{}-{name}.log", policy.label()));
         let program = sibling("engine-sim")?;
         let mut processes = (1..=ENGINES)
@@ -92,14 +94,13 @@ impl Fleet {
         let mut bridges = Vec::new();
         if let Events::Nats(url) = events {
             for (number, engine) in (1..).zip(&engines) {
-                bridges.push(start_bridge(&program, number, engine, url, &log(&format!("bridge-{number}")))?);
+                let log = log(&format!("bridge-{number}"));
+                bridges.push(start_bridge(&program, number, engine, url, &settings.start, &log)?);
             }
         }
-        let config = logs.join(format!("{}.yaml", policy.label()));
-        fs::write(&config, router_config(policy, events, &engines))
-            .with_context(|| format!("failed to write {}", config.display()))?;
+        let files = settings.clone().write(policy.in_files(), events, &engines, logs, policy.label())?;
         let mut command = Command::new(&program);
-        command.args(["serve", "--config"]).arg(&config);
+        command.args(["serve", "--config"]).arg(&files.start).arg("--live-config").arg(&files.live);
         let mut router_process = Process::start("kv-router", &mut command, &log("router"))?;
         let router = router_process.router_addresses().await?;
         let fleet = Self { router, engines, router_process, _bridges: bridges, _engine_processes: processes };
@@ -188,48 +189,18 @@ fn start_bridge(
     number: usize,
     engine: &EngineAddresses,
     nats_url: &str,
+    config: &RouterConfig,
     log: &Path,
 ) -> anyhow::Result<Process> {
     let mut command = Command::new(program);
     command
         .args(["bridge", "--worker", &engine.http])
         .args(["--kv-events", &engine.kv_events, "--kv-replay", &engine.replay])
-        .args(["--nats-url", nats_url, "--model", MODEL, "--pool", "demo"])
+        .args(["--nats-url", nats_url, "--model", MODEL])
+        .args(["--namespace", &config.pool.namespace, "--pool", &config.pool.name])
         .args(["--block-size", &PAGE_TOKENS.to_string(), "--dp-size", "1"])
         .args(["--listen-metrics", "127.0.0.1:0"]);
     Process::start(&format!("bridge {number}"), &mut command, log)
-}
-
-fn router_config(policy: Policy, events: &Events, engines: &[EngineAddresses]) -> String {
-    let mut config = format!(
-        "schemaVersion: 1
-pool: {{name: demo}}
-model:
-  name: {MODEL}
-  tokenizer: {{path: {TOKENIZER:?}}}
-blockSize: {PAGE_TOKENS}
-policy: {}
-listen: {{http: \"127.0.0.1:0\", metrics: \"127.0.0.1:0\", admin: \"127.0.0.1:0\"}}
-discovery:
-  backend: Static
-  workers:
-",
-        policy.in_files()
-    );
-    for engine in engines {
-        config.push_str(&format!("    - url: http://{}\n", engine.http));
-        if let Events::Zmq = events {
-            let (publisher, replay) = (&engine.kv_events, &engine.replay);
-            config.push_str(&format!(
-                "      kvEvents: {{endpoint: \"{publisher}\", replayEndpoint: \"{replay}\"}}\n"
-            ));
-        }
-    }
-    config.push_str(&match events {
-        Events::Zmq => "kvEvents: {transport: ZMQ}\n".to_owned(),
-        Events::Nats(url) => format!("kvEvents:\n  transport: NATS\n  nats: {{url: \"{url}\"}}\n"),
-    });
-    config
 }
 
 /// Addresses of one host as `host:port :port …`.

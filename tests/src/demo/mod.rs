@@ -6,6 +6,7 @@
 
 pub mod drive;
 pub mod fleet;
+pub mod manifests;
 pub mod picture;
 pub mod results;
 pub mod workload;

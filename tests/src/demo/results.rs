@@ -68,12 +68,13 @@ impl Policy {
     }
 
     /// Its name in configuration files.
-    pub const fn in_files(self) -> &'static str {
+    pub const fn in_files(self) -> kvrouter_crds::config::Policy {
+        use kvrouter_crds::config::Policy;
         match self {
-            Self::RoundRobin => "RoundRobin",
-            Self::LeastLoad => "LeastLoad",
-            Self::KvAware => "KvAware",
-            Self::CachePlusLoad => "CachePlusLoad",
+            Self::RoundRobin => Policy::RoundRobin,
+            Self::LeastLoad => Policy::LeastLoad,
+            Self::KvAware => Policy::KvAware,
+            Self::CachePlusLoad => Policy::CachePlusLoad,
         }
     }
 
