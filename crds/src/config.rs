@@ -499,6 +499,8 @@ pub struct Limits {
     pub drain_timeout_seconds: u64,
     /// Receipts kept in memory.
     pub receipts: u64,
+    /// Memory for token ids and block hashes of prompts seen before; 0: none.
+    pub prompt_cache_bytes: u64,
 }
 
 impl Default for Limits {
@@ -511,6 +513,7 @@ impl Default for Limits {
             drain_delay_seconds: 5,
             drain_timeout_seconds: 120,
             receipts: 4096,
+            prompt_cache_bytes: 256 << 20,
         }
     }
 }

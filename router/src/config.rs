@@ -48,6 +48,8 @@ pub enum Command {
     Bridge(Box<BridgeFlags>),
     /// Replays a trace under policies, offline, and compares what comes of it.
     Replay(Box<crate::replay::ReplayFlags>),
+    /// Prints what the router makes of one request body: text, ids, block hashes.
+    Tokenize(Box<crate::prompt::trace::TokenizeFlags>),
     /// Serves the page that replays a lab trace in the browser, or writes it to a file.
     Lab(Box<crate::lab::LabFlags>),
     /// Compares a grid of settings on two traces, and judges the defaults.

@@ -43,6 +43,13 @@ fn main() -> ExitCode {
                 ExitCode::from(error.exit_code())
             }
         },
+        Command::Tokenize(flags) => match kvrouter_router::prompt::trace::run(&flags) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
+                ExitCode::FAILURE
+            }
+        },
         Command::Lab(flags) => lab(&flags),
         Command::Study(flags) => match kvrouter_router::study::run(&flags) {
             Ok((table, missed)) => {

@@ -26,8 +26,11 @@ pub struct Metrics {
     pub engine_prompt_tokens: IntCounter,
     /// Cached prompt tokens as engines reported them.
     pub engine_cached_tokens: IntCounter,
-    /// Tokenisations, one per request at most.
-    pub tokenisations: IntCounter,
+    /// Texts that the tokenizer was given, by whose rendering they followed: one
+    /// per prompt of a request at most.
+    pub tokenisations: IntCounterVec,
+    /// Prompt tokens, by whether the prefix cache had them.
+    pub prompt_tokens: IntCounterVec,
     /// Prompts that were not turned into ids, by reason.
     pub refusals: IntCounterVec,
     /// Attempts that failed, by reason.
@@ -134,7 +137,8 @@ impl Metrics {
                 "engine_cached_tokens_total",
                 "Cached prompt tokens as engines reported them.",
             )?,
-            tokenisations: counter("tokenisations_total", "Prompts rendered and tokenised.")?,
+            tokenisations: counters("tokenisations_total", "Texts tokenised.", &["variant"])?,
+            prompt_tokens: counters("prompt_tokens_total", "Prompt tokens, by their source.", &["source"])?,
             refusals: counters("prompt_refusals_total", "Prompts not turned into token ids.", &["reason"])?,
             failures: counters("attempt_failures_total", "Attempts that failed, by reason.", &["reason"])?,
             events: counters("event_messages_total", "Event messages, by what became of them.", &["result"])?,
@@ -251,6 +255,10 @@ impl Gauges {
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
         set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
         set(&self.pool, &["sessions"], pool.ledger.sessions() as u64);
+        if let Some(cache) = pool.prompter.cache() {
+            set(&self.pool, &["prompt_cache_bytes"], cache.bytes() as u64);
+            set(&self.pool, &["prompt_cache_evicted"], cache.evicted());
+        }
         set(&self.pool, &["receipts_filed"], pool.receipts.filed());
         for (result, count) in pool.receipts.queue().map(Queue::counts).into_iter().flatten() {
             set(&self.receipt_lines, &[result], count);

@@ -119,7 +119,8 @@ impl Pool {
         let identity = Identity::new(IdentitySeed::new(&config.identity_seed));
         let domain =
             Domain::new(&config.file.model.name, &config.file.model.revision, config.size, &identity);
-        let (prompter, tokenizer_failure) = load_prompter(&config);
+        let clock = Clock::start();
+        let (prompter, tokenizer_failure) = load_prompter(&config, clock.unique());
         let index = Arc::new(Index::default());
         let fleet = Fleet::default();
         if config.file.discovery.backend == DiscoveryBackend::Static {
@@ -144,7 +145,7 @@ impl Pool {
             prompter: Arc::new(prompter),
             tokenizer_failure,
             cpu: Arc::new(Semaphore::new(cores)),
-            clock: Clock::start(),
+            clock,
             metrics: Metrics::new()?,
             broker_connected: AtomicBool::new(true),
             ready: AtomicBool::new(false),
@@ -271,12 +272,18 @@ fn tell_of_blocks(deltas: &[Delta]) -> bool {
 
 /// A tokenizer that cannot be loaded does not stop the router: it routes by
 /// load, and says so.
-fn load_prompter(config: &ServeConfig) -> (Prompter, Option<String>) {
+fn load_prompter(config: &ServeConfig, seed: u64) -> (Prompter, Option<String>) {
     let Some(tokenizer) = &config.file.model.tokenizer else {
         return (Prompter::without_tokenizer(), Some("no tokenizer is configured".to_owned()));
     };
-    match Prompter::load(&tokenizer.path) {
-        Ok(prompter) => (prompter, None),
+    let room = usize::try_from(config.file.limits.prompt_cache_bytes).unwrap_or(usize::MAX);
+    match Prompter::load(&tokenizer.path, room, seed) {
+        Ok(prompter) => {
+            if let Some(reason) = prompter.uncached() {
+                tracing::warn!(target: "kv_router", reason = %reason, "prefixes of prompts are not kept: every prompt is tokenised from its beginning");
+            }
+            (prompter, None)
+        }
         Err(error) => {
             let message = crate::chain(&error);
             tracing::error!(target: "kv_router", path = %tokenizer.path.display(), error = %message, "no tokenizer: requests are routed by load");

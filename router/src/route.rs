@@ -4,6 +4,7 @@
 //! lets it select and book, and writes down the receipt and the pick line. The
 //! core decides; nothing is decided here.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
@@ -24,7 +25,7 @@ use kvrouter_crds::config::Fallback;
 use crate::config::Live;
 use crate::fleet::{self, TargetState, Worker};
 use crate::pool::Pool;
-use crate::prompt::Prompt;
+use crate::prompt::{Part, Prompt};
 
 /// A request as routing sees it.
 #[derive(Clone, Debug)]
@@ -39,8 +40,11 @@ pub struct Ask {
     pub exact_tokens: bool,
     /// What may share its blocks.
     pub namespace: NamespaceId,
-    /// Its full blocks; empty where it was not tokenised.
+    /// Its full blocks, of all its prompts, each once; empty where it was not
+    /// tokenised.
     pub blocks: Arc<[BlockHash]>,
+    /// Its prompts, where it has several: hits are looked up for each and added up.
+    pub several: Vec<OnePrompt>,
     /// Pictures, clips and recordings in it.
     pub images: Vec<ImageKey>,
     /// The session it belongs to.
@@ -49,8 +53,19 @@ pub struct Ask {
     pub adapter: Option<Arc<str>>,
     /// The engine will not read its cache for it.
     pub bypasses_cache: bool,
+    /// The response that it goes on from, whose worker has the rest.
+    pub previous_response: Option<Arc<str>>,
     /// Where it and its like begin, whatever their namespace.
     pub beginning: Option<Beginning>,
+}
+
+/// One of several prompts of a request.
+#[derive(Clone, Debug)]
+pub struct OnePrompt {
+    /// Its length.
+    pub tokens: Tokens,
+    /// Its full blocks.
+    pub blocks: Arc<[BlockHash]>,
 }
 
 /// How a prompt begins, and who else was sent one like it.
@@ -91,21 +106,32 @@ impl Routed {
 }
 
 impl Ask {
-    /// Hashes a prompt. CPU-bound: about 2 ns a token.
-    pub fn new(pool: &Pool, request_id: Arc<str>, prompt: &Prompt) -> Self {
-        let root = pool.identity.root(&prompt.namespace);
+    /// What routing asks for a prompt.
+    pub fn new(pool: &Pool, request_id: Arc<str>, prompt: Prompt) -> Self {
+        let beginning = Beginning::of(pool, &prompt);
+        let (blocks, several) = one_or_several(prompt.parts);
         Self {
             request_id,
             role: Role::Mixed,
             prompt_tokens: prompt.count,
-            exact_tokens: prompt.refused.is_none(),
+            exact_tokens: prompt.is_exact,
             namespace: pool.identity.id(&prompt.namespace),
-            blocks: chain(root, pool.config.size, &prompt.tokens).into(),
-            images: prompt.images.clone(),
+            blocks,
+            several,
+            images: prompt.images,
             session: None,
-            adapter: prompt.namespace.adapter.clone(),
+            adapter: prompt.namespace.adapter,
             bypasses_cache: prompt.bypasses_cache,
-            beginning: Beginning::of(pool, prompt),
+            previous_response: prompt.previous_response,
+            beginning,
+        }
+    }
+
+    /// Its prompts.
+    fn prompts(&self) -> Vec<OnePrompt> {
+        match self.several.is_empty() {
+            true => vec![OnePrompt { tokens: self.prompt_tokens, blocks: Arc::clone(&self.blocks) }],
+            false => self.several.clone(),
         }
     }
 
@@ -142,19 +168,32 @@ impl Ask {
     }
 }
 
+/// The blocks of all prompts, each once and in order, and the prompts where there
+/// are several.
+fn one_or_several(mut parts: Vec<Part>) -> (Arc<[BlockHash]>, Vec<OnePrompt>) {
+    if parts.len() < 2 {
+        return (parts.pop().map_or_else(Vec::new, |part| part.blocks).into(), Vec::new());
+    }
+    let mut seen = HashSet::new();
+    let all = parts.iter().flat_map(|part| &part.blocks).copied();
+    let union: Vec<BlockHash> = all.filter(|block| seen.insert(*block)).collect();
+    let one = |part: Part| OnePrompt { tokens: Tokens(part.tokens.len() as u64), blocks: part.blocks.into() };
+    (union.into(), parts.into_iter().map(one).collect())
+}
+
 impl Beginning {
-    /// `None` for a prompt without a full block.
+    /// Of the first prompt of a body; `None` without a full block.
     fn of(pool: &Pool, prompt: &Prompt) -> Option<Self> {
         let size = pool.config.size;
-        let start = prompt.tokens.get(..size.as_usize())?;
+        let tokens = &prompt.parts.first()?.tokens;
+        let start = tokens.get(..size.as_usize())?;
         let common = pool.identity.root(&Namespace::default());
         let first = *chain(common, size, start).first()?;
         let namespace = pool.identity.id(&prompt.namespace);
         let own = Other { namespace, root: pool.identity.root(&prompt.namespace) };
         let other = pool.beginnings.lock().other(first, namespace);
-        let looked_at = prompt.tokens.len().min(elsewhere::DEPTH * size.as_usize());
-        let other =
-            other.map(|other| (other.namespace, chain(other.root, size, &prompt.tokens[..looked_at])));
+        let looked_at = tokens.len().min(elsewhere::DEPTH * size.as_usize());
+        let other = other.map(|other| (other.namespace, chain(other.root, size, &tokens[..looked_at])));
         Some(Self { first, own, other })
     }
 }
@@ -205,7 +244,7 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     let found = fleet::find(&workers, chosen.target.worker.as_str());
     let worker = Arc::clone(found.expect("candidates come from this very list"));
     if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
-        pool.remember(state, ask.namespace, &ask.blocks);
+        ask.prompts().iter().for_each(|one| pool.remember(state, ask.namespace, &one.blocks));
     }
     let (target, has_blocks) = (chosen.target.clone(), !ask.blocks.is_empty());
     Ok(Routed { worker, target, lease: pick.lease, receipt, has_blocks })
@@ -214,16 +253,8 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
 /// Files the receipt of a request that was refused or abandoned before a pick:
 /// every arrival has one. `failure` is a stable label.
 pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &'static str) {
-    let prompt = Prompt {
-        tokens: Arc::from([]),
-        count: Tokens(0),
-        namespace: Namespace::default(),
-        refused: None,
-        images: Vec::new(),
-        bypasses_cache: false,
-    };
     let settings = pool.live.read().settings;
-    let ask = Ask { exact_tokens: false, ..Ask::new(pool, request_id, &prompt) };
+    let ask = Ask::new(pool, request_id, Prompt::default());
     let record = ask.draft(pool, &settings, 0).encode();
     let failure = Some(failure.into());
     pool.receipts.file(record, Some(ResultRecord { status, failure, ..ResultRecord::default() }));
@@ -286,30 +317,38 @@ fn prospects<'a>(
     let others = other.map_or_else(Vec::new, |(namespace, blocks)| pool.index.hits(*namespace, blocks));
     let others = Holdings::from(others);
     let mut elsewhere = Vec::new();
-    let held = Holdings::from(pool.index.hits(ask.namespace, &ask.blocks));
+    let prompts = ask.prompts();
+    let held: Vec<Holdings> =
+        prompts.iter().map(|one| pool.index.hits(ask.namespace, &one.blocks).into()).collect();
     let now = pool.clock.now();
     let prospect = |state: &'a Arc<TargetState>| {
-        let claimed = held.of(state.slot);
+        let claimed_of = |at: usize| held[at].of(state.slot);
+        let (trust, paired) = state.trust.read(now, live.freshness);
+        // Engines skip a prefix of each prompt, so each has its own limit.
+        let sum =
+            |held: &dyn Fn(usize) -> TierHits| (0..prompts.len()).map(held).fold(TierHits::default(), added);
+        let usable = |held: &dyn Fn(usize) -> TierHits| match ask.bypasses_cache {
+            true => TierHits::default(),
+            false => sum(&|at| hits::usable(held(at), prompts[at].tokens, pool.config.size, paired)),
+        };
+        let claimed = sum(&claimed_of);
         let for_others = others.of(state.slot).total();
         if for_others > claimed.total() {
             elsewhere.push((state.target.clone(), for_others));
         }
-        let (trust, paired) = state.trust.read(now, live.freshness);
-        let usable = |held| match ask.bypasses_cache {
-            true => TierHits::default(),
-            false => hits::usable(held, ask.prompt_tokens, pool.config.size, paired),
-        };
         let (hits, evidence) = if trust.credited {
-            (usable(claimed), Evidence::View)
+            (usable(&claimed_of), Evidence::View)
         } else if live.fallback == Fallback::History && trust.leaves_room_for_history() {
-            let sent = pool.history.lock().hits(now, state.slot, ask.namespace, &ask.blocks);
-            (usable(TierHits { device: sent, ..TierHits::default() }), Evidence::History)
+            let history = pool.history.lock();
+            let sent: Vec<u64> =
+                prompts.iter().map(|one| history.hits(now, state.slot, ask.namespace, &one.blocks)).collect();
+            (usable(&|at| TierHits { device: sent[at], ..TierHits::default() }), Evidence::History)
         } else {
             (TierHits::default(), Evidence::Nothing)
         };
         let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
         let account = &state.account;
-        let limit = hits::limit(ask.prompt_tokens, pool.config.size, paired);
+        let limit = prompts.iter().map(|one| hits::limit(one.tokens, pool.config.size, paired)).sum();
         let usable = if ask.bypasses_cache { 0 } else { limit };
         Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
     };
@@ -317,6 +356,10 @@ fn prospects<'a>(
     let prospects = eligible.flat_map(|worker| &worker.targets).map(prospect).collect();
     elsewhere.sort();
     (prospects, elsewhere)
+}
+
+fn added(one: TierHits, other: TierHits) -> TierHits {
+    TierHits { device: one.device + other.device, host: one.host + other.host, disk: one.disk + other.disk }
 }
 
 fn count(pool: &Pool, ask: &Ask, policy: PolicyKind, outcome: Outcome, chosen: Option<&Candidate>) {
@@ -359,4 +402,26 @@ fn log_pick(pool: &Pool, ask: &Ask, policy: PolicyKind, chosen: &Candidate, pick
         request_id = %ask.request_id,
         "pick"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rule for several prompts: each is looked up by itself, and their blocks
+    /// are active once, however many of them begin alike.
+    #[test]
+    fn several_prompts_are_looked_up_one_by_one_and_active_once() {
+        let part = |blocks: &[u64]| Part {
+            tokens: vec![0; blocks.len() * 16 + 3],
+            blocks: blocks.iter().copied().map(BlockHash).collect(),
+        };
+        let (blocks, several) = one_or_several(vec![part(&[1, 2, 3]), part(&[]), part(&[1, 2, 9])]);
+        assert_eq!(&*blocks, [1, 2, 3, 9].map(BlockHash));
+        let each: Vec<(Tokens, usize)> = several.iter().map(|one| (one.tokens, one.blocks.len())).collect();
+        assert_eq!(each, [(Tokens(51), 3), (Tokens(3), 0), (Tokens(51), 3)]);
+        let (blocks, several) = one_or_several(vec![part(&[1, 2])]);
+        assert_eq!((blocks.len(), several.len()), (2, 0));
+        assert_eq!(one_or_several(Vec::new()).0.len(), 0);
+    }
 }

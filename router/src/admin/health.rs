@@ -187,6 +187,15 @@ fn of_the_pool(pool: &Pool, fleet: &[Arc<Worker>], excluded: &Excluded) -> Vec<(
             ),
         );
     }
+    if let Some(reason) = pool.prompter.uncached() {
+        say(
+            Severity::LiveSettings,
+            "prompt_cache_off",
+            format!(
+                "Prefixes of prompts are not kept ({reason}), so every prompt is tokenised from its beginning; give limits.promptCacheBytes room, or another release of the tokenizer."
+            ),
+        );
+    }
     if let Some(refused) = pool.live_refused.read().as_deref() {
         say(
             Severity::LiveSettings,

@@ -1,13 +1,16 @@
 //! Where a request body keeps its prompt.
 //!
-//! Only real top-level fields count; text inside a prompt never does.
+//! Only real top-level fields count; text inside a prompt never does. Values are
+//! moved out of the body: a body of many megabytes is not copied.
 
 use kvrouter_core::units::Tokens;
 use kvrouter_crds::config::Engine;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::Refusal;
+use super::chat::{self, Chat, is_given, is_true, take};
+use super::template::Templates;
 use super::tokenize::Specials;
+use super::{Refusal, anthropic, responses};
 
 /// A path that the router understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,40 +19,27 @@ pub enum Endpoint {
     Chat,
     /// `POST /v1/completions`.
     Completions,
+    /// `POST /v1/messages`.
+    Messages,
+    /// `POST /v1/responses`.
+    Responses,
+    /// `POST /generate`, SGLang's own.
+    Generate,
+    /// `POST /v1/embeddings`: forwarded as it is, routed by load.
+    Embeddings,
     /// Anything else: forwarded as it is, routed by load.
     Other,
 }
 
 /// A prompt as a body holds it.
 #[derive(Debug, PartialEq)]
-pub enum Content<'a> {
-    /// Ready-made token ids.
-    Ids(Vec<u32>),
-    /// Text, and whether the tokenizer adds its special tokens.
-    Text(&'a str, Specials),
+pub enum Content {
+    /// Ready-made token ids, one list per prompt.
+    Ids(Vec<Vec<u32>>),
+    /// Texts, one per prompt, and whether the tokenizer adds its special tokens.
+    Texts(Vec<String>, Specials),
     /// Messages for the chat template.
-    Chat(Chat<'a>),
-}
-
-/// What a chat template is given.
-#[derive(Debug, PartialEq)]
-pub struct Chat<'a> {
-    /// The messages.
-    pub messages: &'a [Value],
-    /// Tools, if there are any.
-    pub tools: Option<&'a Value>,
-    /// Which of them may be called.
-    pub tool_choice: Option<&'a Value>,
-    /// Documents, if there are any.
-    pub documents: Option<&'a Value>,
-    /// Whether the template opens the assistant's turn.
-    pub add_generation_prompt: bool,
-    /// `chat_template_kwargs`.
-    pub kwargs: Option<&'a Map<String, Value>>,
-    /// `reasoning_effort`, which templates may read.
-    pub reasoning_effort: Option<&'a Value>,
-    /// Whether the tokenizer adds special tokens to what the template wrote.
-    pub specials: Specials,
+    Chat(Box<Chat>),
 }
 
 impl Endpoint {
@@ -58,6 +48,10 @@ impl Endpoint {
         match path {
             "/v1/chat/completions" => Self::Chat,
             "/v1/completions" => Self::Completions,
+            "/v1/messages" => Self::Messages,
+            "/v1/responses" => Self::Responses,
+            "/generate" => Self::Generate,
+            "/v1/embeddings" => Self::Embeddings,
             _ => Self::Other,
         }
     }
@@ -67,113 +61,160 @@ impl Endpoint {
         match self {
             Self::Chat => "chat",
             Self::Completions => "completions",
+            Self::Messages => "messages",
+            Self::Responses => "responses",
+            Self::Generate => "generate",
+            Self::Embeddings => "embeddings",
             Self::Other => "other",
         }
     }
 
     /// Whether the body must be a JSON object that names the pool's model.
     pub const fn names_a_model(self) -> bool {
-        matches!(self, Self::Chat | Self::Completions)
+        matches!(self, Self::Chat | Self::Completions | Self::Messages | Self::Responses)
+    }
+
+    /// Whether the body's prompt is read.
+    pub const fn has_a_prompt(self) -> bool {
+        self.names_a_model() || matches!(self, Self::Generate)
+    }
+
+    /// Whether a chat template makes the prompt.
+    pub const fn is_a_chat(self) -> bool {
+        matches!(self, Self::Chat | Self::Messages | Self::Responses)
     }
 }
 
-/// The prompt of `body`. Of several prompts the first one counts: engines cache
-/// them one by one, and one worker serves them all.
-pub fn content(endpoint: Endpoint, body: &Value, engine: Engine) -> Result<Content<'_>, Refusal> {
-    let given = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
-    // What the engine cuts away, or keeps apart without telling, is not guessed.
-    if given("truncate_prompt_tokens") || given("extra_key") {
+/// The prompts of `body`, moved out of it. `templates` are the model's, which
+/// decide how some endpoints turn into chats.
+pub fn content(
+    endpoint: Endpoint,
+    body: &mut Value,
+    engine: Engine,
+    templates: Option<&Templates>,
+) -> Result<Content, Refusal> {
+    // What the engine cuts away, puts before it or keeps apart without telling is
+    // not guessed.
+    let unknown = ["truncate_prompt_tokens", "extra_key", "session_params", "prompt_embeds", "input_embeds"];
+    if unknown.iter().any(|name| is_given(body, name)) || body.get("cache_salt").is_some_and(Value::is_array)
+    {
         return Err(Refusal::Unrenderable);
     }
-    match endpoint {
-        Endpoint::Chat => chat(body, engine),
-        Endpoint::Completions => {
-            completion(body.get("prompt").ok_or(Refusal::Malformed)?, specials(body, Specials::Add))
-        }
-        Endpoint::Other => Err(Refusal::NoPrompt),
-    }
+    let is_sglang = engine == Engine::SGLang;
+    let traits = || {
+        let chosen = templates.ok_or(Refusal::NoTemplate)?.choose(false, !is_sglang);
+        chosen.map(|(_, traits)| traits).ok_or(Refusal::NoTemplate)
+    };
+    let chat = match endpoint {
+        Endpoint::Chat => return chat_content(body, engine),
+        Endpoint::Completions => return completion(body, engine),
+        Endpoint::Generate if is_sglang => return generate(body),
+        Endpoint::Messages if is_sglang => anthropic::of_sglang(body, traits()?)?,
+        Endpoint::Messages => anthropic::of_vllm(body, traits()?)?,
+        Endpoint::Responses if is_sglang => responses::of_sglang(body, traits()?)?,
+        Endpoint::Responses => responses::of_vllm(body)?,
+        Endpoint::Generate | Endpoint::Embeddings | Endpoint::Other => return Err(Refusal::NoPrompt),
+    };
+    Ok(Content::Chat(Box::new(chat)))
 }
 
 /// Whether the engine computes the whole prompt, whatever it holds: it wants
 /// the log-probabilities of prompt tokens.
 pub fn bypasses_cache(body: &Value) -> bool {
-    let given = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
-    given("prompt_logprobs") || (is_true(body, "echo") && given("logprobs"))
+    is_given(body, "prompt_logprobs")
+        || (is_true(body, "echo") && is_given(body, "logprobs"))
+        || body.get("logprob_start_len").and_then(Value::as_i64).is_some_and(|start| start >= 0)
 }
 
-/// Chats have their special tokens from the template, completions from the
-/// tokenizer, unless the request says otherwise.
-fn specials(body: &Value, usual: Specials) -> Specials {
-    match body.get("add_special_tokens").and_then(Value::as_bool) {
-        Some(true) => Specials::Add,
-        Some(false) => Specials::AsWritten,
-        None => usual,
-    }
-}
-
-fn chat(body: &Value, engine: Engine) -> Result<Content<'_>, Refusal> {
+fn chat_content(body: &mut Value, engine: Engine) -> Result<Content, Refusal> {
     // Ids that the client made itself win over the messages.
     let given = match engine {
         Engine::SGLang => body.get("input_ids"),
+        // vLLM drops them where they would not stand for the whole prompt.
+        Engine::VLLM | Engine::ATOM if is_true(body, "echo") || has_media(body) => None,
         Engine::VLLM | Engine::ATOM => body.pointer("/kv_transfer_params/prompt_token_ids"),
         Engine::Auto => None,
     };
     if let Some(ids) = given.filter(|ids| !ids.is_null()) {
-        return ids_of(ids).map(Content::Ids).ok_or(Refusal::Malformed);
+        return ids_of(ids).map(|ids| Content::Ids(vec![ids])).ok_or(Refusal::Malformed);
     }
-    let messages = body.get("messages").and_then(Value::as_array).ok_or(Refusal::Malformed)?;
-    if is_true(body, "continue_final_message") || body.get("chat_template").is_some_and(|own| !own.is_null())
-    {
-        return Err(Refusal::Unrenderable);
-    }
-    // Their place in the prompt is not known, so no text after them may count.
+    // Their place in the prompt is not known, so no text may count.
     if body.get("images").and_then(Value::as_array).is_some_and(|images| !images.is_empty()) {
         return Err(Refusal::Media);
     }
-    let present = |name: &str| {
-        let value = body.get(name).filter(|value| !value.is_null());
-        value.filter(|value| value.as_array().is_none_or(|list| !list.is_empty()))
-    };
-    Ok(Content::Chat(Chat {
-        messages,
-        tools: present("tools"),
-        tool_choice: present("tool_choice"),
-        documents: present("documents"),
-        add_generation_prompt: body.get("add_generation_prompt").and_then(Value::as_bool).unwrap_or(true),
-        kwargs: body.get("chat_template_kwargs").and_then(Value::as_object),
-        reasoning_effort: present("reasoning_effort"),
-        specials: specials(body, Specials::AsWritten),
-    }))
+    Ok(Content::Chat(Box::new(chat::of_completions(body, engine)?)))
 }
 
-fn completion(prompt: &Value, specials: Specials) -> Result<Content<'_>, Refusal> {
-    match prompt {
-        Value::String(text) => Ok(Content::Text(text, specials)),
-        Value::Array(list) => match list.first() {
-            Some(Value::Number(_)) => ids_of(prompt).map(Content::Ids).ok_or(Refusal::Malformed),
-            Some(first) => completion_of_list(first, specials),
-            None => Err(Refusal::Malformed),
-        },
-        _ => Err(Refusal::Malformed),
+/// Whether a message has a part that is no text.
+fn has_media(body: &Value) -> bool {
+    let messages = body.get("messages").and_then(Value::as_array).into_iter().flatten();
+    let parts = messages.filter_map(|message| message.get("content").and_then(Value::as_array)).flatten();
+    let texts = ["text", "input_text", "output_text", "refusal", "thinking", "tool_reference"];
+    let is_text =
+        |part: &Value| part.get("type").and_then(Value::as_str).is_none_or(|kind| texts.contains(&kind));
+    parts.filter(|part| part.is_object()).any(|part| !is_text(part))
+}
+
+fn completion(body: &mut Value, engine: Engine) -> Result<Content, Refusal> {
+    // A template of the server's own puts both sides together.
+    if is_given(body, "suffix") {
+        return Err(Refusal::Unrenderable);
+    }
+    // Completions have their special tokens from the tokenizer, unless the request
+    // says otherwise, which SGLang does not hear.
+    let specials = match body.get("add_special_tokens").and_then(Value::as_bool) {
+        Some(false) if engine != Engine::SGLang => Specials::AsWritten,
+        _ => Specials::Add,
+    };
+    prompts(take(body, "prompt").ok_or(Refusal::Malformed)?, specials)
+}
+
+fn generate(body: &mut Value) -> Result<Content, Refusal> {
+    let media = ["image_data", "video_data", "audio_data"];
+    if media.iter().any(|name| is_given(body, name)) {
+        return Err(Refusal::Media);
+    }
+    // Ids win over text.
+    match take(body, "input_ids") {
+        Some(ids) => prompts(ids, Specials::AsWritten),
+        None => prompts(take(body, "text").ok_or(Refusal::Malformed)?, Specials::Add),
     }
 }
 
-/// The first prompt of a list; deeper lists are no prompts.
-fn completion_of_list(first: &Value, specials: Specials) -> Result<Content<'_>, Refusal> {
-    match first {
-        Value::String(text) => Ok(Content::Text(text, specials)),
-        Value::Array(_) => ids_of(first).map(Content::Ids).ok_or(Refusal::Malformed),
+/// One text, several texts, one list of ids or several; deeper lists are none.
+fn prompts(given: Value, specials: Specials) -> Result<Content, Refusal> {
+    let list = match given {
+        Value::String(text) => return Ok(Content::Texts(vec![text], specials)),
+        Value::Array(list) => list,
+        _ => return Err(Refusal::Malformed),
+    };
+    match list.first() {
+        Some(Value::Number(_)) => {
+            let ids = ids_of_list(&list).ok_or(Refusal::Malformed)?;
+            Ok(Content::Ids(vec![ids]))
+        }
+        Some(Value::Array(_)) => {
+            let all: Option<Vec<Vec<u32>>> = list.iter().map(ids_of).collect();
+            all.map(Content::Ids).ok_or(Refusal::Malformed)
+        }
+        Some(Value::String(_)) => {
+            let text = |value: Value| match value {
+                Value::String(text) => Ok(text),
+                _ => Err(Refusal::Malformed),
+            };
+            let texts: Result<Vec<String>, Refusal> = list.into_iter().map(text).collect();
+            Ok(Content::Texts(texts?, specials))
+        }
         _ => Err(Refusal::Malformed),
     }
 }
 
 fn ids_of(value: &Value) -> Option<Vec<u32>> {
-    let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
-    value.as_array()?.iter().map(id).collect()
+    ids_of_list(value.as_array()?)
 }
 
-fn is_true(body: &Value, name: &str) -> bool {
-    body.get(name).and_then(Value::as_bool).unwrap_or(false)
+fn ids_of_list(list: &[Value]) -> Option<Vec<u32>> {
+    list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
 }
 
 /// Tokens of a body that could not be tokenised: the bytes of its text by four,
@@ -200,43 +241,112 @@ mod tests {
     use serde_json::json;
 
     #[track_caller]
-    fn check(why: &str, endpoint: Endpoint, body: &Value, expected: Result<Content<'_>, Refusal>) {
-        assert_eq!(content(endpoint, body, Engine::VLLM), expected, "{why}");
+    fn check(why: &str, endpoint: Endpoint, body: &Value, expected: Result<Content, Refusal>) {
+        assert_eq!(content(endpoint, &mut body.clone(), Engine::VLLM, None), expected, "{why}");
+    }
+
+    #[track_caller]
+    fn check_sglang(why: &str, endpoint: Endpoint, body: &Value, expected: Result<Content, Refusal>) {
+        assert_eq!(content(endpoint, &mut body.clone(), Engine::SGLang, None), expected, "{why}");
+    }
+
+    fn texts(all: &[&str], specials: Specials) -> Result<Content, Refusal> {
+        Ok(Content::Texts(all.iter().map(|text| (*text).to_owned()).collect(), specials))
+    }
+
+    fn ids() -> Result<Content, Refusal> {
+        Ok(Content::Ids(vec![vec![1, 2]]))
     }
 
     #[test]
-    fn finds_the_prompt_of_every_shape() {
-        let ids = || Ok(Content::Ids(vec![1, 2]));
+    fn completions_have_texts_or_ids_one_or_several() {
+        use Specials::{Add, AsWritten};
         let of = |prompt: Value| json!({"prompt": prompt});
-        check("text", Endpoint::Completions, &of(json!("a")), Ok(Content::Text("a", Specials::Add)));
-        check(
-            "the first text",
-            Endpoint::Completions,
-            &of(json!(["a", "b"])),
-            Ok(Content::Text("a", Specials::Add)),
-        );
-        check("ids", Endpoint::Completions, &of(json!([1, 2])), ids());
-        check("the first ids", Endpoint::Completions, &of(json!([[1, 2], [3]])), ids());
-        check(
-            "no list of lists of lists",
-            Endpoint::Completions,
-            &of(json!([[[1]]])),
-            Err(Refusal::Malformed),
-        );
-        check("negative ids", Endpoint::Completions, &of(json!([-1])), Err(Refusal::Malformed));
-        check("empty", Endpoint::Completions, &of(json!([])), Err(Refusal::Malformed));
+        let at = |why, prompt, expected| check(why, Endpoint::Completions, &of(prompt), expected);
+        at("text", json!("a"), texts(&["a"], Add));
+        at("texts", json!(["a", "b"]), texts(&["a", "b"], Add));
+        at("ids", json!([1, 2]), ids());
+        at("lists of ids", json!([[1, 2], [3]]), Ok(Content::Ids(vec![vec![1, 2], vec![3]])));
+        for bad in [
+            json!([[[1]]]),
+            json!([-1]),
+            json!([]),
+            json!(["a", 1]),
+            json!([1, "a"]),
+            json!([[1], "a"]),
+            json!(5),
+        ] {
+            check("malformed", Endpoint::Completions, &of(bad), Err(Refusal::Malformed));
+        }
         check("none", Endpoint::Completions, &json!({}), Err(Refusal::Malformed));
-        let both = json!({"messages": [], "kv_transfer_params": {"prompt_token_ids": [1, 2]}});
-        check("ids win over messages", Endpoint::Chat, &both, ids());
-        let both = json!({"messages": [], "input_ids": [1, 2]});
-        assert_eq!(content(Endpoint::Chat, &both, Engine::SGLang), ids(), "SGLang's place for ids");
         let bare = json!({"prompt": "a", "add_special_tokens": false});
-        check("no special tokens", Endpoint::Completions, &bare, Ok(Content::Text("a", Specials::AsWritten)));
-        let cut = json!({"prompt": "a", "truncate_prompt_tokens": 5});
-        check("a prompt that is cut", Endpoint::Completions, &cut, Err(Refusal::Unrenderable));
-        let apart = json!({"prompt": "a", "extra_key": "t"});
-        check("kept apart without telling", Endpoint::Completions, &apart, Err(Refusal::Unrenderable));
+        check("no special tokens", Endpoint::Completions, &bare, texts(&["a"], AsWritten));
+        check_sglang("SGLang has no such field", Endpoint::Completions, &bare, texts(&["a"], Add));
+    }
+
+    #[test]
+    fn what_does_not_touch_the_prompt_changes_nothing() {
+        for (name, value) in [
+            ("n", json!(4)),
+            ("best_of", json!(2)),
+            ("echo", json!(true)),
+            ("prompt_logprobs", json!(0)),
+            ("user", json!("u")),
+            ("stream", json!(true)),
+            ("logprobs", json!(3)),
+        ] {
+            let mut body = json!({"prompt": "a"});
+            body[name] = value;
+            check(name, Endpoint::Completions, &body, texts(&["a"], Specials::Add));
+        }
+    }
+
+    #[test]
+    fn ready_made_ids_win_where_the_engine_takes_them() {
+        let both = json!({"messages": [], "kv_transfer_params": {"prompt_token_ids": [1, 2]}});
+        check("over messages", Endpoint::Chat, &both, ids());
+        let echoed =
+            json!({"messages": [], "echo": true, "kv_transfer_params": {"prompt_token_ids": [1, 2]}});
+        check("but not when echoed", Endpoint::Chat, &echoed, Err(Refusal::Malformed));
+        let image = json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}],
+            "kv_transfer_params": {"prompt_token_ids": [1, 2]}});
+        assert!(matches!(
+            content(Endpoint::Chat, &mut image.clone(), Engine::VLLM, None),
+            Ok(Content::Chat(_))
+        ));
+        let both = json!({"messages": [], "input_ids": [1, 2]});
+        check_sglang("SGLang's place for ids", Endpoint::Chat, &both, ids());
+        let both = json!({"text": "a", "input_ids": [1, 2]});
+        check_sglang("over text", Endpoint::Generate, &both, ids());
+    }
+
+    #[test]
+    fn generate_is_sglangs_own() {
+        let text = json!({"text": ["a", "b"]});
+        check_sglang("texts", Endpoint::Generate, &text, texts(&["a", "b"], Specials::Add));
+        check("vLLM has no such path", Endpoint::Generate, &text, Err(Refusal::NoPrompt));
+        let picture = json!({"text": "a", "image_data": "x"});
+        check_sglang("a picture somewhere", Endpoint::Generate, &picture, Err(Refusal::Media));
+    }
+
+    #[test]
+    fn what_changes_the_prompt_behind_the_router_is_refused() {
+        let of = |name: &str, value: Value| {
+            let mut body = json!({"prompt": "a"});
+            body[name] = value;
+            body
+        };
+        let at = |name: &str, value| {
+            check(name, Endpoint::Completions, &of(name, value), Err(Refusal::Unrenderable))
+        };
+        at("truncate_prompt_tokens", json!(5));
+        at("extra_key", json!("t"));
+        at("suffix", json!("b"));
+        at("session_params", json!({}));
+        at("prompt_embeds", json!("x"));
+        at("cache_salt", json!(["a", "b"]));
         check("other paths", Endpoint::Other, &json!({"prompt": "a"}), Err(Refusal::NoPrompt));
+        check("embeddings", Endpoint::Embeddings, &json!({"input": "a"}), Err(Refusal::NoPrompt));
         let own = json!({"messages": [], "chat_template": "x"});
         check("a template of the request's own", Endpoint::Chat, &own, Err(Refusal::Unrenderable));
     }
@@ -246,6 +356,8 @@ mod tests {
         for (body, bypasses) in [
             (json!({"prompt_logprobs": 0}), true),
             (json!({"echo": true, "logprobs": 1}), true),
+            (json!({"logprob_start_len": 0}), true),
+            (json!({"logprob_start_len": -1}), false),
             (json!({"echo": true}), false),
             (json!({"logprobs": 1, "prompt_logprobs": null}), false),
         ] {

@@ -126,7 +126,7 @@ impl Writer<'_> {
 /// Python's `repr` of a float: the shortest digits that read back equal, with
 /// an exponent of at least two digits below 1e-4 and from 1e16 on, and always
 /// a point otherwise.
-fn repr(float: f64) -> String {
+pub fn repr(float: f64) -> String {
     let shortest = format!("{float:e}");
     let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);

@@ -1,92 +1,43 @@
-//! Chat messages to text, as the engine's own template renders them.
+//! A chat to text, as an engine family renders it.
 //!
-//! Engines render with transformers' Jinja2 environment: trimmed blocks,
-//! `tojson` as Python's `json.dumps`, loop controls, Python's string methods.
-//! What differs between engines is how the text parts of one message are joined
-//! and stands in [`Profile`]. `strftime_now` is refused: it makes a prompt that
-//! changes daily by the engine's clock, which the router does not know.
+//! What differs between families is decided here: how messages and tools are
+//! handed over ([`super::conversation`], [`super::tools`]), which template is
+//! taken, what becomes of a conversation that ends with the assistant. ATOM
+//! renders through vLLM's front end.
+//!
+//! Media leave placeholders whose text depends on the model. The template is
+//! rendered a second time with marks in place of all of them: up to where the two
+//! texts part, the first one is exact and has no placeholder in it.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 use kvrouter_crds::config::Engine;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value as Jinja};
-use minijinja::{Environment, ErrorKind};
-use serde_json::{Map, Value};
+use minijinja::value::{Serde, Value as Jinja};
+use serde_json::Value;
 
 use super::Refusal;
-use super::endpoint::Chat;
-use super::python_json::{Style, dumps};
+use super::chat::{Chat, Ending, message_of, take, text_part};
+use super::conversation::{self, Conversation, MARK};
+use super::python::is_space;
+use super::template::{NOW, Templates};
 use super::tools::{self, Dialect};
 
-/// Instructions that one rendering may execute: a 100,000-message chat takes
-/// about 10 million, a template that loops for ever is stopped.
-const FUEL: u64 = 200_000_000;
-/// Name of the template that is used when there is no other or no tool.
-const DEFAULT: &str = "default";
-/// Name of the template that some models keep for requests with tools.
-const TOOL_USE: &str = "tool_use";
+/// What transformers appends to a message that is to be continued, and cuts the
+/// text at.
+const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+/// Stands for media in the second rendering; begins with a character
+/// that neither the first one's mark nor a placeholder begins with.
+const OTHER_MARK: &str = "\u{e002}media\u{e003}";
 
-/// What differs between engine families.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Profile {
-    /// What stands between the text parts of a message.
-    pub part_separator: &'static str,
-    /// How tools are dumped.
-    pub tools: Dialect,
-    /// vLLM renders a conversation that ends with the assistant as it stands,
-    /// hands plain text as one part to templates that loop over parts, copies
-    /// `reasoning`, and derives `enable_thinking` from the effort. SGLang does
-    /// none of it; where it does something else the chat is refused.
-    pub is_vllm: bool,
-}
-
-/// A model's chat templates, compiled.
-pub struct Template {
-    environment: Environment<'static>,
-    /// `bos_token` and its kin.
-    special_tokens: BTreeMap<String, String>,
-    /// The template loops over the parts of a message's content itself.
-    takes_parts: bool,
-}
-
-impl std::fmt::Debug for Template {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Template(takes_parts: {})", self.takes_parts)
-    }
-}
-
-/// Why a folder's template could not be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TemplateError {
-    /// A file cannot be read.
-    #[error("failed to read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What was wrong.
-        #[source]
-        source: std::io::Error,
-    },
-    /// `tokenizer_config.json` is not JSON.
-    #[error("failed to parse {}", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// What was wrong.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// The template is not valid.
-    #[error("failed to compile chat template {name}")]
-    Compile {
-        /// Its name.
-        name: String,
-        /// What was wrong.
-        #[source]
-        source: Box<minijinja::Error>,
-    },
+/// What a template wrote.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text that the engine's tokenizer is given.
+    pub text: String,
+    /// How many bytes of it are known: all, or those before the first media.
+    pub exact: usize,
+    /// Text whose tokens are appended to those of `text`, tokenised by itself.
+    pub appended: Option<String>,
 }
 
 /// Why a chat was not rendered.
@@ -100,8 +51,8 @@ pub enum RenderError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// A message has a part that is not text.
-    #[error("message {position} has a part that is not text")]
+    /// A message has media where they may move text.
+    #[error("message {position} has media where they change the order of messages")]
     Media {
         /// Its position, from 0.
         position: usize,
@@ -117,9 +68,15 @@ pub enum RenderError {
     /// The tools are not what engines accept.
     #[error("tools are malformed: {0}")]
     Tools(&'static str),
-    /// The engine would rewrite the last message.
-    #[error("the last message is the assistant's")]
-    EndsWithAssistant,
+    /// There is no template for such a request.
+    #[error("no chat template is for such a request")]
+    NoTemplate,
+    /// The tokenizer's template and the processor's differ.
+    #[error("the model has two chat templates, and it is not known which one the engine takes")]
+    TwoTemplates,
+    /// The last message cannot be continued.
+    #[error("the last message cannot be continued: {0}")]
+    Continue(&'static str),
     /// The template failed.
     #[error("chat template failed")]
     Template(#[source] Box<minijinja::Error>),
@@ -129,290 +86,303 @@ impl RenderError {
     /// What the request is refused for.
     pub const fn refusal(&self) -> Refusal {
         match self {
-            Self::Message { .. } | Self::Tools(_) => Refusal::Malformed,
+            Self::Message { .. } | Self::Tools(_) | Self::Continue(_) => Refusal::Malformed,
             Self::Media { .. } => Refusal::Media,
-            Self::Unsupported { .. } | Self::EndsWithAssistant | Self::Template(_) => Refusal::Unrenderable,
+            Self::NoTemplate => Refusal::NoTemplate,
+            Self::Unsupported { .. } | Self::TwoTemplates | Self::Template(_) => Refusal::Unrenderable,
         }
     }
 }
 
-impl Profile {
-    /// The profile of an engine family. ATOM renders through vLLM's front end.
-    pub const fn of(engine: Engine) -> Self {
-        match engine {
-            Engine::SGLang => Self { part_separator: " ", tools: Dialect::Sglang, is_vllm: false },
-            Engine::VLLM | Engine::ATOM | Engine::Auto => {
-                Self { part_separator: "\n", tools: Dialect::Vllm, is_vllm: true }
-            }
-        }
+/// The text that `engine` makes of `chat`. `now` is in milliseconds since 1970.
+pub fn render(templates: &Templates, chat: Chat, engine: Engine, now: u64) -> Result<Rendered, RenderError> {
+    match engine {
+        Engine::SGLang => of_sglang(templates, chat, now),
+        Engine::VLLM | Engine::ATOM | Engine::Auto => of_vllm(templates, chat, now),
     }
 }
 
-impl Template {
-    /// Loads the chat template of `folder`; `None` if it has none.
-    /// `chat_template.jinja` wins over `tokenizer_config.json`, as in
-    /// transformers.
-    pub fn load(folder: &Path) -> Result<Option<Self>, TemplateError> {
-        let path = folder.join("tokenizer_config.json");
-        let config: Value = match read(&path)? {
-            Some(text) => {
-                serde_json::from_str(&text).map_err(|source| TemplateError::Parse { path, source })?
-            }
-            None => Value::Null,
-        };
-        let templates = match read(&folder.join("chat_template.jinja"))? {
-            Some(text) => vec![(DEFAULT.to_owned(), text)],
-            None => named_templates(&config),
-        };
-        if templates.is_empty() {
-            return Ok(None);
+fn of_vllm(templates: &Templates, mut chat: Chat, now: u64) -> Result<Rendered, RenderError> {
+    let tools = match chat.tools.take() {
+        Some(tools) => {
+            tools::dump(&tools, chat.tool_choice.as_ref(), Dialect::Vllm).map_err(RenderError::Tools)?
         }
-        Self::compile(templates, special_tokens(&config)).map(Some)
-    }
+        None => None,
+    };
+    let (name, traits) = templates.choose(tools.is_some(), true).ok_or(RenderError::NoTemplate)?;
+    let messages = std::mem::take(&mut chat.messages);
+    let mut conversation = conversation::of_vllm(messages, traits.vllm_format, traits.knows_developer)?;
+    let continued = match chat.ending {
+        Ending::Continued if !traits.knows_content => {
+            return Err(RenderError::Continue("the template does not mention content"));
+        }
+        Ending::Continued => Some(mark_the_end(&mut conversation)?),
+        Ending::GenerationPrompt | Ending::LastMessage => None,
+    };
+    let values = chat.values + conversation.messages.len();
+    let write = |conversation: &Conversation| {
+        let variables = variables(conversation, &chat, tools.as_ref(), now);
+        templates.render(name, variables, values).map_err(RenderError::Template)
+    };
+    let text = write(&conversation)?;
+    let exact = match conversation.has_media {
+        false => text.len(),
+        true => common_prefix(&text, &write(&with_other_marks(conversation))?),
+    };
+    let text = match continued {
+        Some(last) => cut_at_the_end(text, &last)?,
+        None => text,
+    };
+    Ok(Rendered { exact: exact.min(text.len()), text, appended: None })
+}
 
-    fn compile(
-        templates: Vec<(String, String)>,
-        special_tokens: BTreeMap<String, String>,
-    ) -> Result<Self, TemplateError> {
-        let mut environment = environment();
-        let takes_parts = templates.iter().any(|(_, text)| loops_over_parts(text));
-        for (name, text) in templates {
-            // Marks what the assistant said, for training; transparent here.
-            let text = text.replace("{% generation %}", "").replace("{% endgeneration %}", "");
-            let text = text.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "");
-            environment
-                .add_template_owned(name.clone(), text)
-                .map_err(|source| TemplateError::Compile { name, source: Box::new(source) })?;
-        }
-        Ok(Self { environment, special_tokens, takes_parts })
+fn of_sglang(templates: &Templates, mut chat: Chat, now: u64) -> Result<Rendered, RenderError> {
+    if templates.is_ambiguous_for_sglang() {
+        return Err(RenderError::TwoTemplates);
     }
+    let mut tools = match chat.tools.take() {
+        Some(tools) => {
+            tools::dump(&tools, chat.tool_choice.as_ref(), Dialect::Sglang).map_err(RenderError::Tools)?
+        }
+        None => None,
+    };
+    let (name, traits) = templates.choose(tools.is_some(), false).ok_or(RenderError::NoTemplate)?;
+    let messages = std::mem::take(&mut chat.messages);
+    let mut conversation = conversation::of_sglang(messages, traits.sglang_format)?;
+    let appended = split_the_last(&mut conversation, chat.ending);
+    // It opens a turn in any case.
+    chat.ending = Ending::GenerationPrompt;
+    let values = chat.values + conversation.messages.len();
+    let write = |conversation: &Conversation, tools: Option<&Value>| {
+        let variables = variables(conversation, &chat, tools, now);
+        templates.render(name, variables, values).map_err(RenderError::Template)
+    };
+    let text = match write(&conversation, tools.as_ref()) {
+        Err(_) if tools.is_some() => {
+            // Some templates want functions without the object around them.
+            tools = tools.map(without_wrapper);
+            write(&conversation, tools.as_ref())?
+        }
+        written => written?,
+    };
+    let exact = match conversation.has_media {
+        false => text.len(),
+        true => common_prefix(&text, &write(&with_other_marks(conversation), tools.as_ref())?),
+    };
+    Ok(Rendered { exact: exact.min(text.len()), text, appended })
+}
 
-    /// The text that the engine's tokenizer will be given.
-    pub fn render(&self, chat: &Chat<'_>, profile: Profile) -> Result<String, RenderError> {
-        let messages = chat
-            .messages
-            .iter()
-            .enumerate()
-            .map(|(position, message)| self.message(position, message, profile))
-            .collect::<Result<Vec<Value>, RenderError>>()?;
-        if !profile.is_vllm && chat.messages.last().is_some_and(is_assistant) {
-            return Err(RenderError::EndsWithAssistant);
-        }
-        let tools = match chat.tools {
-            Some(tools) => tools::dump(tools, chat.tool_choice, profile.tools).map_err(RenderError::Tools)?,
-            None => None,
-        };
-        let mut variables: BTreeMap<&str, Jinja> = BTreeMap::new();
-        for (name, token) in &self.special_tokens {
-            variables.insert(name, Jinja::from(token.as_str()));
-        }
-        variables.insert("messages", Jinja::from(Serde(&messages)));
-        variables.insert("tools", optional(tools.as_ref()));
-        variables.insert("documents", optional(chat.documents));
-        variables.insert("add_generation_prompt", Jinja::from(chat.add_generation_prompt));
-        if let Some(effort) = chat.reasoning_effort {
-            variables.insert("reasoning_effort", Jinja::from(Serde(effort)));
-            if profile.is_vllm {
-                variables.insert("enable_thinking", Jinja::from(effort != "none"));
-            }
-        }
-        for (name, value) in chat.kwargs.into_iter().flatten() {
-            variables.insert(name, Jinja::from(Serde(value)));
-        }
-        let with_tools = tools.is_some().then(|| self.environment.get_template(TOOL_USE).ok()).flatten();
-        with_tools
-            .map_or_else(|| self.environment.get_template(DEFAULT), Ok)
-            .and_then(|template| template.render(variables))
-            .map_err(|error| RenderError::Template(Box::new(error)))
+/// SGLang makes the user say what the assistant said last, unless that is to be
+/// continued: then it is left out, and its tokens are appended. The text to append.
+fn split_the_last(conversation: &mut Conversation, ending: Ending) -> Option<String> {
+    let last = conversation.messages.last_mut().filter(|last| last["role"] == "assistant")?;
+    let Some(content @ Value::String(_)) = take(last, "content") else {
+        return None;
+    };
+    if ending != Ending::Continued {
+        *last = message_of("user", content);
+        return None;
     }
+    conversation.messages.pop();
+    content.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
+}
 
-    /// A message as engines hand it to the template: content as text or as
-    /// parts, arguments of tool calls as objects.
-    fn message(&self, position: usize, message: &Value, profile: Profile) -> Result<Value, RenderError> {
-        let fields = message.as_object().ok_or(RenderError::Message { position, why: "it is no object" })?;
-        if !fields.get("role").is_some_and(Value::is_string) {
-            return Err(RenderError::Message { position, why: "it has no role" });
-        }
-        let mut fields = fields.clone();
-        let role = fields.get("role").and_then(Value::as_str).unwrap_or_default();
-        if role == "developer" {
-            // Engines rename it where the template does not know it.
-            return Err(RenderError::Unsupported { position, why: "its role is developer" });
-        }
-        let content = self.content(position, role, fields.get("content"), profile)?;
-        fields.insert("content".to_owned(), content);
-        if let Some(calls) = fields.get_mut("tool_calls").and_then(Value::as_array_mut) {
-            calls.iter_mut().try_for_each(|call| parse_arguments(position, call))?;
-        }
-        let none = |calls: &Value| calls.is_null() || calls.as_array().is_some_and(Vec::is_empty);
-        if fields.get("tool_calls").is_some_and(none) {
-            fields.remove("tool_calls");
-        }
-        if profile.is_vllm
-            && !fields.contains_key("reasoning_content")
-            && let Some(reasoning) = fields.get("reasoning").cloned()
-        {
-            fields.insert("reasoning_content".to_owned(), reasoning);
-        }
-        Ok(Value::Object(fields))
+fn without_wrapper(tools: Value) -> Value {
+    let Value::Array(tools) = tools else { return tools };
+    let bare = |mut tool: Value| take(&mut tool, "function").unwrap_or(tool);
+    tools.into_iter().map(bare).collect()
+}
+
+fn variables<'a>(
+    conversation: &Conversation,
+    chat: &'a Chat,
+    tools: Option<&Value>,
+    now: u64,
+) -> BTreeMap<&'a str, Jinja> {
+    // `None` for what the request does not have, as transformers passes it.
+    let optional = |value: Option<&Value>| value.map_or(Jinja::from(()), |value| Jinja::from(Serde(value)));
+    let mut variables = BTreeMap::new();
+    for (name, value) in &chat.variables {
+        variables.insert(name.as_str(), Jinja::from(Serde(value)));
     }
+    variables.insert("messages", Jinja::from(Serde(&conversation.messages)));
+    variables.insert("tools", optional(tools));
+    variables.insert("documents", optional(chat.documents.as_ref()));
+    variables.insert("add_generation_prompt", Jinja::from(chat.ending == Ending::GenerationPrompt));
+    variables.insert(NOW, Jinja::from(now));
+    variables
+}
 
-    fn content(
-        &self,
-        position: usize,
-        role: &str,
-        content: Option<&Value>,
-        profile: Profile,
-    ) -> Result<Value, RenderError> {
-        // What tools say is always one text.
-        let as_parts = self.takes_parts && role != "tool";
-        let part = |text: &str| serde_json::json!({"type": "text", "text": text});
-        match content {
-            None | Some(Value::Null) if as_parts && profile.is_vllm => Ok(Value::Array(Vec::new())),
-            None | Some(Value::Null) => Ok(Value::from("")),
-            Some(Value::String(text)) if as_parts && profile.is_vllm => Ok(Value::Array(vec![part(text)])),
-            Some(Value::String(text)) => Ok(Value::from(text.as_str())),
+/// The same conversation with other marks in place of its media.
+fn with_other_marks(mut conversation: Conversation) -> Conversation {
+    for message in &mut conversation.messages {
+        match message.get_mut("content") {
             Some(Value::Array(parts)) => {
-                let texts = text_parts(position, parts)?;
-                if role == "tool" && texts.len() > 1 && !profile.is_vllm {
-                    return Err(RenderError::Unsupported { position, why: "a tool answers in parts" });
-                }
-                Ok(if as_parts {
-                    Value::Array(texts.into_iter().map(part).collect())
-                } else {
-                    Value::from(texts.join(profile.part_separator))
-                })
+                let is_media =
+                    |part: &Value| ["image", "audio", "video"].iter().any(|kind| part["type"] == *kind);
+                parts.iter_mut().filter(|part| is_media(part)).for_each(|part| *part = text_part(OTHER_MARK));
             }
-            Some(_) => Err(RenderError::Message { position, why: "its content is no text" }),
+            Some(content) if content == MARK => *content = Value::from(OTHER_MARK),
+            _ => {}
         }
     }
+    conversation
 }
 
-fn is_assistant(message: &Value) -> bool {
-    message.get("role").is_some_and(|role| role == "assistant")
+/// Bytes of the longest prefix that two texts have in common.
+fn common_prefix(one: &str, other: &str) -> usize {
+    let same = one.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+    (0..=same).rev().find(|at| one.is_char_boundary(*at)).unwrap_or(0)
 }
 
-/// The texts of a content list; anything else in it is media.
-fn text_parts(position: usize, parts: &[Value]) -> Result<Vec<&str>, RenderError> {
-    parts
-        .iter()
-        .map(|part| match (part, part.get("type").and_then(Value::as_str)) {
-            (Value::String(text), _) => Ok(text.as_str()),
-            (_, Some("text" | "input_text" | "output_text" | "refusal")) => {
-                let text = part.get("text").or_else(|| part.get("refusal"));
-                text.and_then(Value::as_str)
-                    .ok_or(RenderError::Message { position, why: "a text part has no text" })
+/// Appends transformers' mark to the last message; the text before it.
+fn mark_the_end(conversation: &mut Conversation) -> Result<String, RenderError> {
+    let last = conversation.messages.last_mut().ok_or(RenderError::Continue("there is none"))?;
+    let text = match last.get_mut("content") {
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => {
+            let text = parts.iter_mut().rev().find_map(|part| part.get_mut("text"));
+            match text {
+                Some(Value::String(text)) => text,
+                _ => return Err(RenderError::Continue("it has no text")),
             }
-            _ => Err(RenderError::Media { position }),
-        })
-        .collect()
-}
-
-/// Clients send arguments as JSON in a string; templates are given the object.
-fn parse_arguments(position: usize, call: &mut Value) -> Result<(), RenderError> {
-    let Some(arguments) = call.pointer_mut("/function/arguments") else { return Ok(()) };
-    let Value::String(text) = arguments else { return Ok(()) };
-    *arguments = if text.is_empty() {
-        Value::Object(Map::new())
-    } else {
-        serde_json::from_str(text)
-            .map_err(|_| RenderError::Message { position, why: "arguments of a tool call are no JSON" })?
+        }
+        _ => return Err(RenderError::Continue("it has no content")),
     };
-    Ok(())
+    let before = text.clone();
+    text.push_str(CONTINUE);
+    Ok(before)
 }
 
-/// transformers' environment, as far as it can be had exactly.
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("the default delimiters are valid"));
-    environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.add_filter("tojson", to_json);
-    environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment.add_function("strftime_now", |_: String| -> Result<String, minijinja::Error> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, "strftime_now depends on the engine's clock"))
-    });
-    environment
-}
-
-/// `None` for what the request does not have, as transformers passes it.
-fn optional(value: Option<&Value>) -> Jinja {
-    value.map_or(Jinja::from(()), |value| Jinja::from(Serde(value)))
-}
-
-fn to_json(value: &Jinja, options: Kwargs) -> Result<Jinja, minijinja::Error> {
-    let pair: Option<Vec<String>> = options.get("separators")?;
-    let style = Style {
-        indent: options.get("indent")?,
-        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        separators: match pair.as_deref() {
-            Some([item, key]) => Some((item.clone(), key.clone())),
-            _ => None,
-        },
-    };
-    options.assert_all_used()?;
-    let json = serde_json::to_value(value)
-        .map_err(|error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(Jinja::from_safe_string(dumps(&json, &style)))
-}
-
-/// Whether a template walks through the parts of a content by itself, as
-/// vLLM's "openai" content format expects.
-fn loops_over_parts(text: &str) -> bool {
-    let squeezed: String = text.chars().filter(|character| !character.is_whitespace()).collect();
-    [
-        "inmessage.content",
-        "inmessage['content']",
-        "inmessage[\"content\"]",
-        "inmsg.content",
-        "inmsg['content']",
-    ]
-    .iter()
-    .any(|walk| {
-        squeezed.match_indices(walk).any(|(at, _)| {
-            squeezed[..at].rfind("{%").is_some_and(|tag| {
-                let head = &squeezed[tag..at];
-                head.contains("for") && !head.contains("%}")
-            })
-        })
-    })
-}
-
-fn named_templates(config: &Value) -> Vec<(String, String)> {
-    match config.get("chat_template") {
-        Some(Value::String(text)) => vec![(DEFAULT.to_owned(), text.clone())],
-        Some(Value::Array(list)) => list
-            .iter()
-            .filter_map(|entry| {
-                let text = |name| entry.get(name).and_then(Value::as_str).map(str::to_owned);
-                text("name").zip(text("template"))
-            })
-            .collect(),
-        _ => Vec::new(),
+/// Cuts the text where the last message, `last`, ends.
+fn cut_at_the_end(mut text: String, last: &str) -> Result<String, RenderError> {
+    let at = text.rfind(CONTINUE.trim_end()).filter(|_| text.contains(last.trim_matches(is_space)));
+    let at = at.ok_or(RenderError::Continue("the template leaves it out"))?;
+    let keeps_blanks = text[at..].starts_with(CONTINUE);
+    text.truncate(at);
+    if !keeps_blanks {
+        text.truncate(text.trim_end_matches(is_space).len());
     }
+    Ok(text)
 }
 
-fn special_tokens(config: &Value) -> BTreeMap<String, String> {
-    let fields = config.as_object().into_iter().flatten();
-    fields
-        .filter(|(name, _)| name.ends_with("_token"))
-        .filter_map(|(name, value)| {
-            let content = value.as_str().or_else(|| value.get("content").and_then(Value::as_str))?;
-            Some((name.clone(), content.to_owned()))
-        })
-        .collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
 
-/// The text of a file; `None` if there is no such file.
-fn read(path: &Path) -> Result<Option<String>, TemplateError> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(TemplateError::Read { path: path.to_owned(), source }),
+    const CHATML: &str = "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% else %}<pad>{% endif %}{% endfor %}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+    const PLAIN: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+    fn of(source: &str, messages: Value, ending: Ending, engine: Engine) -> Result<Rendered, RenderError> {
+        let templates = Templates::compile(vec![("default".to_owned(), source.to_owned())], BTreeMap::new())
+            .expect("valid");
+        let messages = messages.as_array().expect("a list").clone();
+        render(&templates, Chat { messages, ending, ..Chat::default() }, engine, 0)
+    }
+
+    #[track_caller]
+    fn check(why: &str, source: &str, messages: Value, ending: Ending, engine: Engine, expected: &str) {
+        let rendered = of(source, messages, ending, engine).expect("it renders");
+        let appended = rendered.appended.map_or(String::new(), |text| format!(" + {text}"));
+        assert_eq!(rendered.text + &appended, expected, "{why}");
+    }
+
+    #[test]
+    fn a_conversation_that_ends_with_the_assistant_is_rendered_as_each_engine_does() {
+        let messages = || json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b "}]);
+        use Ending::{Continued, GenerationPrompt};
+        check(
+            "vLLM leaves it",
+            PLAIN,
+            messages(),
+            GenerationPrompt,
+            Engine::VLLM,
+            "<|user|>a<|end|><|assistant|>b<|end|><|assistant|>",
+        );
+        check(
+            "SGLang makes it the user's",
+            PLAIN,
+            messages(),
+            GenerationPrompt,
+            Engine::SGLang,
+            "<|user|>a<|end|><|user|>b<|end|><|assistant|>",
+        );
+        check(
+            "SGLang continues it",
+            PLAIN,
+            messages(),
+            Continued,
+            Engine::SGLang,
+            "<|user|>a<|end|><|assistant|> + b ",
+        );
+        check(
+            "vLLM continues it, trimmed as the template trims",
+            PLAIN,
+            messages(),
+            Continued,
+            Engine::VLLM,
+            "<|user|>a<|end|><|assistant|>b",
+        );
+        check(
+            "vLLM continues it, blanks kept",
+            CHATML,
+            messages(),
+            Continued,
+            Engine::VLLM,
+            "<|user|>a<|end|><|assistant|>b ",
+        );
+    }
+
+    #[test]
+    fn text_is_exact_up_to_the_first_media() {
+        let parts = json!([
+            {"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "http://x"}},
+            {"type": "text", "text": "and"}, {"type": "image_url", "image_url": {"url": "http://y"}}
+        ]);
+        let messages = || json!([{"role": "user", "content": "a"}, {"role": "user", "content": parts}]);
+        let exact = |source: &str, engine| {
+            let rendered = of(source, messages(), Ending::GenerationPrompt, engine).expect("it renders");
+            rendered.text[..rendered.exact].to_owned()
+        };
+        assert_eq!(exact(CHATML, Engine::VLLM), "<|user|>a<|end|><|user|>see");
+        assert_eq!(exact(CHATML, Engine::SGLang), "<|user|>a<|end|><|user|>see");
+        assert_eq!(exact(PLAIN, Engine::VLLM), "<|user|>a<|end|><|user|>", "placeholders go to the front");
+        let ahead = format!(
+            "{{{{ messages | length }}}}{{% for m in messages %}}{{% for c in m.content %}}{{% if c.type == 'image' %}}<pad>{{% endif %}}{{% endfor %}}{{% endfor %}}{CHATML}"
+        );
+        assert_eq!(exact(&ahead, Engine::VLLM), "2<", "where the template puts all of them first");
+    }
+
+    #[test]
+    fn developers_become_the_system_where_the_template_does_not_know_them() {
+        let messages = json!([
+            {"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "developer", "content": "d"}
+        ]);
+        check(
+            "unknown",
+            PLAIN,
+            messages.clone(),
+            Ending::LastMessage,
+            Engine::VLLM,
+            "<|system|>s\n\nd<|end|><|user|>u<|end|>",
+        );
+        let knows = format!("{{# 'developer' #}}{PLAIN}");
+        check(
+            "known",
+            &knows,
+            messages.clone(),
+            Ending::LastMessage,
+            Engine::VLLM,
+            "<|system|>s<|end|><|user|>u<|end|><|developer|>d<|end|>",
+        );
+        check(
+            "SGLang",
+            PLAIN,
+            messages,
+            Ending::GenerationPrompt,
+            Engine::SGLang,
+            "<|system|>s<|end|><|user|>u<|end|><|developer|>d<|end|><|assistant|>",
+        );
     }
 }

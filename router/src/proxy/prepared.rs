@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kvrouter_core::blocks::Namespace;
 use kvrouter_core::units::Tokens;
+use kvrouter_crds::config::Engine;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -15,7 +16,7 @@ use serde_json::value::RawValue;
 use super::errors::ClientError;
 use crate::pool::Pool;
 use crate::prompt::endpoint::{self, Endpoint};
-use crate::prompt::{Prompt, Refusal};
+use crate::prompt::{Asked, Prompt, Refusal, Work};
 use crate::route::Ask;
 
 /// `reason` label of prompts on which our code panicked.
@@ -30,6 +31,10 @@ pub struct Prepared {
     pub streamed: bool,
     /// Why there are no token ids; `None` when there are.
     refused: Option<Refusal>,
+    /// Whose rendering was followed.
+    variant: Engine,
+    /// What it cost.
+    work: Work,
 }
 
 /// The fields that matter of a body that is not read as a whole. What cannot be
@@ -72,11 +77,14 @@ pub async fn prepare(
 
 fn count(pool: &Pool, prepared: &Prepared) {
     match prepared.refused {
-        None => pool.metrics.tokenisations.inc(),
         // The path has none; nothing was refused.
-        Some(Refusal::NoPrompt) => {}
+        None | Some(Refusal::NoPrompt) => {}
         Some(refusal) => pool.metrics.refusals.with_label_values(&[refusal.label()]).inc(),
     }
+    let Work { tokenisations, reused, encoded } = prepared.work;
+    pool.metrics.tokenisations.with_label_values(&[prepared.variant.label()]).inc_by(tokenisations);
+    pool.metrics.prompt_tokens.with_label_values(&["cached"]).inc_by(reused.0);
+    pool.metrics.prompt_tokens.with_label_values(&["encoded"]).inc_by(encoded.0);
 }
 
 /// Parses, renders, tokenises and hashes, on this thread. Counts nothing.
@@ -87,7 +95,7 @@ pub fn prepare_blocking(
     body: &[u8],
 ) -> Result<Prepared, ClientError> {
     let parsed = serde_json::from_slice::<Value>(body);
-    if !endpoint.names_a_model() {
+    if !endpoint.has_a_prompt() {
         return Ok(other(pool, request_id, &parsed.unwrap_or(Value::Null)));
     }
     let Ok(parsed) = parsed else {
@@ -102,15 +110,25 @@ pub fn prepare_blocking(
         Some(Value::String(name)) => Some(name.as_str()),
         Some(_) => return Err(ClientError::ModelNotText),
     };
-    let named = adapter(pool, named)?;
-    let prompt = pool.prompter.prepare(endpoint, &parsed, pool.engine(), named);
+    let named = match endpoint.names_a_model() {
+        true => adapter(pool, named)?,
+        false => adapter(pool, named).unwrap_or(None),
+    };
+    let variant = pool.engine();
+    let asked = Asked {
+        endpoint,
+        engine: variant,
+        adapter: named,
+        identity: &pool.identity,
+        size: pool.config.size,
+        now_unix_ms: pool.clock.unix_ms(),
+    };
+    let streamed = is_streamed(&parsed);
+    let prompt = pool.prompter.prepare(&asked, parsed);
     // Adapters are named in other fields too.
     adapter(pool, prompt.namespace.adapter.as_deref())?;
-    Ok(Prepared {
-        ask: Ask::new(pool, request_id, &prompt),
-        streamed: is_streamed(&parsed),
-        refused: prompt.refused,
-    })
+    let (refused, work) = (prompt.refused, prompt.work);
+    Ok(Prepared { ask: Ask::new(pool, request_id, prompt), streamed, refused, variant, work })
 }
 
 /// Numbers out of range, lone surrogates and deep nesting pass: they are JSON,
@@ -129,11 +147,7 @@ fn unread(pool: &Pool, request_id: Arc<str>, body: &[u8]) -> Result<Prepared, Cl
     let head = Head::of(body);
     let count = Tokens(body.len() as u64 / 4);
     let prompt = without_tokens(count, adapter(pool, head.model.as_deref())?, Refusal::Malformed);
-    Ok(Prepared {
-        ask: Ask::new(pool, request_id, &prompt),
-        streamed: head.stream.unwrap_or(false),
-        refused: prompt.refused,
-    })
+    Ok(Prepared::unread(pool, request_id, prompt, head.stream.unwrap_or(false)))
 }
 
 /// A request to a path whose prompts are not read.
@@ -141,11 +155,7 @@ fn other(pool: &Pool, request_id: Arc<str>, body: &Value) -> Prepared {
     // Engines may know more models on such paths; only adapters bind.
     let named = adapter(pool, body.get("model").and_then(Value::as_str)).unwrap_or(None);
     let prompt = without_tokens(endpoint::estimate(body), named, Refusal::NoPrompt);
-    Prepared {
-        ask: Ask::new(pool, request_id, &prompt),
-        streamed: is_streamed(body),
-        refused: prompt.refused,
-    }
+    Prepared::unread(pool, request_id, prompt, is_streamed(body))
 }
 
 fn is_streamed(body: &Value) -> bool {
@@ -153,14 +163,8 @@ fn is_streamed(body: &Value) -> bool {
 }
 
 fn without_tokens(count: Tokens, adapter: Option<Arc<str>>, refusal: Refusal) -> Prompt {
-    Prompt {
-        tokens: Arc::from([]),
-        count,
-        namespace: Namespace { adapter, salt: None },
-        refused: Some(refusal),
-        images: Vec::new(),
-        bypasses_cache: false,
-    }
+    let namespace = Namespace { adapter, salt: None };
+    Prompt { count, namespace, refused: Some(refusal), ..Prompt::default() }
 }
 
 /// The adapter that `name` is; `None` for the base model, which a request that
@@ -179,6 +183,15 @@ fn adapter(pool: &Pool, name: Option<&str>) -> Result<Option<Arc<str>>, ClientEr
             known: models.into_iter().map(|model| model.name).collect(),
         }),
         silent => Err(ClientError::ModelNotKnownYet { name: name.to_owned(), silent }),
+    }
+}
+
+impl Prepared {
+    /// Of a body whose prompt was not read.
+    fn unread(pool: &Pool, request_id: Arc<str>, prompt: Prompt, streamed: bool) -> Self {
+        let refused = prompt.refused;
+        let ask = Ask::new(pool, request_id, prompt);
+        Self { ask, streamed, refused, variant: Engine::Auto, work: Work::default() }
     }
 }
 

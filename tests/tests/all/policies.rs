@@ -46,7 +46,7 @@ async fn a_session_stays_where_it_began() {
 
 /// Cases E13, E15 and G28: the receipt says why, not only where.
 #[tokio::test]
-async fn a_picture_goes_where_it_was_seen_and_earns_no_text_credit() {
+async fn a_picture_goes_where_it_was_seen_and_text_before_it_is_credited() {
     let (a, b, c) = (engine(|_| {}).await, engine(|_| {}).await, engine(|_| {}).await);
     let router = Router::start(Setup::zmq(&[&a, &b, &c])).await;
     let picture = |data: &str| {
@@ -56,7 +56,7 @@ async fn a_picture_goes_where_it_was_seen_and_earns_no_text_credit() {
         ]}]))
     };
     let (_, first) = chat_with(&router, &[], &picture("AAAA")).await;
-    assert_eq!((&first["images"], &first["outcome"]), (&json!(1), &json!("no_affinity")));
+    assert_eq!((&first["images"], &first["outcome"]), (&json!(1), &json!("cold")));
     let (_, again) = chat_with(&router, &[], &picture("AAAA")).await;
     assert_eq!(target(&again), target(&first));
     let seen = |receipt: &Value| -> u64 {
@@ -64,8 +64,13 @@ async fn a_picture_goes_where_it_was_seen_and_earns_no_text_credit() {
         all.iter().map(|candidate| candidate["images_seen"].as_u64().unwrap()).sum()
     };
     assert_eq!((seen(&first), seen(&again)), (0, 1));
+    for engine in [&a, &b, &c] {
+        router.agrees_with(engine).await;
+    }
     let (_, other) = chat_with(&router, &[], &picture("AAAB")).await;
-    assert_eq!((seen(&other), &other["predicted_hit_tokens"]), (0, &json!(0)), "another picture, no credit");
+    assert_eq!((seen(&other), target(&other)), (0, target(&first)), "another picture");
+    // The system's text is before the picture; the rest is behind it and earns nothing.
+    assert_eq!((&other["outcome"], &other["predicted_hit_tokens"]), (&json!("hit"), &json!(16)));
     let output = router.process.output();
     assert!(
         output.contains("mm_images=1 mm_affinity_hits=0")
