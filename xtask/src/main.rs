@@ -44,6 +44,7 @@ fn list() -> String {
 
 /// The folder that holds the workspace: the parent of this crate's, as `cargo
 /// run` says it now. Clones may share built files, this program among them.
+#[allow(clippy::disallowed_methods, reason = "no setting: cargo says where it runs us from")]
 fn workspace_root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| {
