@@ -32,6 +32,9 @@ load_images() {
     "$image" "kvrouter.local/kv-router:$tag" "$built/kv-router"
     "$image" "kvrouter.local/kv-router:$tag-next" "$built/kv-router"
     "$image" "kvrouter.local/kv-router-operator:$tag" "$built/kv-router-operator"
+    # What an upgrade goes to: other images, the same programs.
+    "$image" "kvrouter.local/kv-router:$tag-upgraded" "$built/kv-router"
+    "$image" "kvrouter.local/kv-router-operator:$tag-upgraded" "$built/kv-router-operator"
     "$image" "kvrouter.local/engine-sim:$tag" "$built/engine-sim"
     "$image" "kvrouter.local/nats-server:$tag" "$cache/tools/bin/nats-server"
     local files=() file

@@ -15,10 +15,11 @@ SAMPLES = os.path.join(ROOT, "config", "samples", "simulated")
 
 
 def install(steps, upgrade=False):
-    """Installs the chart, or upgrades it, and waits for the operator."""
+    """Installs the chart, or upgrades it to other images, and waits for the operator."""
+    suffix = "-upgraded" if upgrade else ""
     values = [
-        "--set", f"operator.image={IMAGES['kv-router-operator']}",
-        "--set", f"router.image={IMAGES['kv-router']}",
+        "--set", f"operator.image={IMAGES['kv-router-operator']}{suffix}",
+        "--set", f"router.image={IMAGES['kv-router']}{suffix}",
         "--set", f"nats.image={IMAGES['nats-server']}",
         "--set", "imagePullPolicy=Never",
     ]
@@ -204,7 +205,7 @@ def restart_operator():
 
 
 def upgrade_operator(steps):
-    """The same chart under another tag of the same operator and router images."""
+    """Other images of operator, routers and bridges: routers roll, engines must not."""
     install(steps, upgrade=True)
 
 
