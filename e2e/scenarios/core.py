@@ -4,6 +4,7 @@ the others use; each runs in a namespace of its own. Docstrings are the titles t
 
 import json
 import os
+import re
 import time
 
 from lib import (
@@ -346,7 +347,38 @@ def children(ns):
     return [f"{o['kind']}/{o['metadata']['name']}" for o in get(kinds, None, ns, "app.kubernetes.io/managed-by=kvrouter-operator")]
 
 
+WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
+OURS = ("kvinferencepools", "kvrouters", "deployments", "configmaps", "services", "serviceaccounts", "rolebindings", "poddisruptionbudgets")
+
+
+def writes():
+    """Writes that the API server has counted of what the operator owns; its Lease is renewed all the time and no part of it."""
+    total = 0
+    for line in kubectl("get", "--raw", "/metrics").splitlines():
+        if line.startswith("apiserver_request_total{"):
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+            if labels["verb"] in WRITES and labels["resource"] in OURS:
+                total += int(float(line.rsplit(" ", 1)[1]))
+    return total
+
+
+def q_quiet(steps, ns):
+    """(q) five quiet minutes under traffic: the operator writes nothing and stays under 64 MiB"""
+    url = serve(steps, ns, [engines("qwen", replicas=3)], router_=router("front", "qwen", replicas=2))
+    with Load(url, threads=1), steps.step("0 writes in 300 s") as notes:
+        time.sleep(45)  # the window after which observed conditions have settled
+        before = writes()
+        time.sleep(300)
+        expect(writes() == before, f"{writes() - before} writes")
+        # Nodes on this machine: their processes are ours to see.
+        resident = run("ps", "-C", "kv-router-opera", "-o", "rss=", check=False).stdout.split()
+        if resident:
+            most = max(map(int, resident)) / 1024
+            expect(most < 64, f"the operator has {most:.0f} MiB")
+            notes.append(f"operator {most:.1f} MiB")
+
+
 SCENARIOS = {
     "a": a_install_and_talk, "b": b_engine_killed, "c": c_other_page_size, "d": d_hash_seed, "e": e_live_edit_and_rollout,
-    "f": f_nats_killed, "g": g_api_server_killed, "h": h_drain, "i": i_delete_everything,
+    "f": f_nats_killed, "g": g_api_server_killed, "h": h_drain, "q": q_quiet, "i": i_delete_everything,
 }
