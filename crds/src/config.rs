@@ -15,6 +15,10 @@ use sha2::{Digest, Sha256};
 /// Version of the file's fields. A router refuses a newer one.
 pub const SCHEMA_VERSION: u32 = 1;
 
+/// What a picture costs unless settings say otherwise: one of about 768 tokens,
+/// in blocks of 16.
+pub const DEFAULT_IMAGE_WEIGHT: f64 = 48.0;
+
 /// Key of the start settings in their ConfigMap, and name of the file.
 pub const START_SETTINGS_KEY: &str = "config.yaml";
 /// Key of the live settings in their ConfigMap, and name of the file.
@@ -642,7 +646,7 @@ const fn default_dp_size() -> u32 {
 }
 
 const fn default_image_weight() -> f64 {
-    48.0
+    DEFAULT_IMAGE_WEIGHT
 }
 
 const fn default_weight() -> f64 {

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{
-    Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch, TierCredits,
+    DEFAULT_IMAGE_WEIGHT, Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch,
+    TierCredits,
 };
 
 /// The routers in front of one pool.
@@ -270,5 +271,5 @@ const fn default_replicas() -> i32 {
 }
 
 const fn default_image_weight() -> f64 {
-    48.0
+    DEFAULT_IMAGE_WEIGHT
 }

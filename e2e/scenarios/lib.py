@@ -7,7 +7,6 @@ are reachable (`e2e/cluster/exec.sh` sees to that).
 import contextlib
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -109,9 +108,6 @@ def wait_condition(kind, name, namespace, type_, status, reason=None, mentions=N
 class Steps:
     """Prints every step of a scenario with the seconds it took."""
 
-    def __init__(self, scenario):
-        self.scenario = scenario
-
     @contextlib.contextmanager
     def step(self, what):
         began = time.monotonic()
@@ -144,15 +140,15 @@ def namespace(name):
     return name
 
 
-def engines(name, replicas=2, page_size=16, app="qwen", seed=None, kind="Deployment", labels=None, extra_args=()):
-    """A workload of simulated engines, as a user would write it. `app` is the label that pools select."""
+def engines(name, replicas=2, page_size=16, app="qwen", seed=None):
+    """A Deployment of simulated engines, as a user would write it. `app` is the label that pools select."""
     env = [] if seed is None else [{"name": "PYTHONHASHSEED", "value": str(seed)}]
     container = {
         "name": "engine",
         "image": IMAGES["engine-sim"],
         "imagePullPolicy": "Never",
         "args": ["--listen", "0.0.0.0:8000", "--model", MODEL, "--tokenizer", "/tokenizer", "--page-size", str(page_size),
-                 "--kv-events-port", "5557", "--replay-port", "5657", "--wire", "vllm-0.22", *extra_args],
+                 "--kv-events-port", "5557", "--replay-port", "5657", "--wire", "vllm-0.22"],
         "env": env,
         "ports": [{"name": "http", "containerPort": 8000}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 1},
@@ -160,12 +156,11 @@ def engines(name, replicas=2, page_size=16, app="qwen", seed=None, kind="Deploym
         "securityContext": RESTRICTED,
         "volumeMounts": [{"name": "tokenizer", "mountPath": "/tokenizer", "readOnly": True}],
     }
-    pod_labels = {"app": app, "workload": name, **(labels or {})}
     spec = {
         "replicas": replicas,
         "selector": {"matchLabels": {"workload": name}},
         "template": {
-            "metadata": {"labels": pod_labels},
+            "metadata": {"labels": {"app": app, "workload": name}},
             "spec": {
                 "containers": [container],
                 "terminationGracePeriodSeconds": 3,
@@ -173,9 +168,7 @@ def engines(name, replicas=2, page_size=16, app="qwen", seed=None, kind="Deploym
             },
         },
     }
-    if kind == "StatefulSet":
-        spec["serviceName"] = name
-    return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
 def pool(name, app="qwen", transport="ZMQ", **spec):
@@ -258,8 +251,7 @@ def admin(pod):
 
 def receipts(pod, limit=50):
     with admin(pod) as url:
-        value = http(f"{url}/v1/admin/receipts?limit={limit}")[2]
-    return value["receipts"] if isinstance(value, dict) else value
+        return http(f"{url}/v1/admin/receipts?limit={limit}")[2]["receipts"]
 
 
 def chosen(receipt):
@@ -317,8 +309,6 @@ class Load:
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 text = answer.read().decode()
-        except (OSError, ValueError, EOFError) as error:
-            return f"{type(error).__name__}: {error}"
         except Exception as error:  # http.client's own errors have no common base but Exception
             return f"{type(error).__name__}: {error}"
         if not text.rstrip().endswith("data: [DONE]") or '\ndata: {"error"' in text:

@@ -29,7 +29,7 @@ class ScenarioSteps(Steps):
 def attempt(letter, number):
     """None, or what went wrong."""
     name = "demo" if KEEP else f"e2e-{letter}-{number}-{int(time.time()) % 100000}"
-    steps = ScenarioSteps(letter)
+    steps = ScenarioSteps()
     try:
         namespace(name)
         if letter != "a":

@@ -7,9 +7,9 @@
 use std::path::PathBuf;
 
 use kvrouter_crds::config::{
-    Discovery, DiscoveryBackend, Freshness, KubernetesDiscovery, KvEvents, Limits, Listen, LiveSettings,
-    Model, Nats, OverlapWeights, Overload, PageSizePolicy, Policy, PoolName, RoleSelector, RouterConfig,
-    SCHEMA_VERSION, SessionAffinity, Switch, TierCredits, Tokenizer,
+    DEFAULT_IMAGE_WEIGHT, Discovery, DiscoveryBackend, Freshness, KubernetesDiscovery, KvEvents, Limits,
+    Listen, LiveSettings, Model, Nats, OverlapWeights, Overload, PageSizePolicy, Policy, PoolName,
+    RoleSelector, RouterConfig, SCHEMA_VERSION, SessionAffinity, Switch, TierCredits, Tokenizer,
 };
 use kvrouter_crds::pool::{SecretKeyRef, TokenizerSource};
 
@@ -78,9 +78,6 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
         page_size_policy: PageSizePolicy::default(),
     }
 }
-
-/// The schema's default; a test compares the two.
-const DEFAULT_IMAGE_WEIGHT: f64 = 48.0;
 
 /// What may change while a router runs: every field, so that nothing depends on
 /// the start settings' defaults.
