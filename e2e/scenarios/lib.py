@@ -198,9 +198,14 @@ def router(name, pool_name, replicas=1, **spec):
 # ---- reaching a router --------------------------------------------------------------------------------------------
 
 def service_url(name, namespace_):
-    """Base URL of a router's Service, by its cluster address."""
+    """Base URL of a router's Service, by its cluster address, once connections reach a router.
+
+    Nodes learn of a Ready pod a second or more after the API server does; until then the address refuses connections.
+    """
     service = get("service", f"{name}-router", namespace_)
-    return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+    url = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+    wait(f"an answer of {url}", lambda: http(f"{url}/v1/models")[0] == 200, 15)
+    return url
 
 
 def router_pods(name, namespace_):

@@ -68,7 +68,7 @@ def diagnose(ns):
 
 
 def main(letters):
-    passed, failed, skipped, flaky = [], [], [], []
+    passed, failed, skipped, flaky = [], {}, [], []
     began = time.monotonic()
     for letter in letters:
         print(f"== {SCENARIOS[letter].__doc__.strip()}", flush=True)
@@ -82,11 +82,16 @@ def main(letters):
             error = attempt(letter, 2)
             if error is None:
                 flaky.append(letter)
-        (passed if error is None else failed).append(letter)
+        if error is None:
+            passed.append(letter)
+        else:
+            failed[letter] = error
         print(f"-- {letter}: {'ok' if error is None else f'FAILED: {error}'} in {time.monotonic() - started:.0f} s", flush=True)
     if flaky:
         print(f"flaky, which is a defect to mend: {' '.join(flaky)}")
     print(f"scenarios took {time.monotonic() - began:.0f} s")
+    for letter, error in failed.items():
+        print(f"failed: ({letter}) {error}")
     print(f"{len(passed)} passed, {len(failed)} failed" + (f", {len(skipped)} skipped" if skipped else ""), flush=True)
     return 1 if failed else 0
 
