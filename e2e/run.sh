@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the end-to-end scenarios on a real cluster: builds, starts the cluster where there is none, loads images, goes.
 #
-#   e2e/run.sh             all scenarios
-#   e2e/run.sh a c         these
+#   e2e/run.sh             all scenarios but j
+#   e2e/run.sh a c         these; j installs real vLLM first (8 GB, 4 minutes)
 #   KUBECONFIG=… e2e/run.sh    on a cluster that has the images already (KVROUTER_E2E_TAG names their tag)
 #
 # KVROUTER_E2E_DOWN=1 takes the cluster down at the end.
@@ -44,6 +44,14 @@ load_images() {
     "$image" "kvrouter.local/tokenizer-fixture:$tag" "$built/engine-sim" "${files[@]}"
 }
 
+# vLLM itself is mounted from this machine; its tokenizer goes into an image, as a user would do it.
+load_real_engines() {
+    "$here/engines/install.sh"
+    local model=${ENGINES:-$cache/engines}/model
+    "$here/cluster/image.sh" "kvrouter.local/real-model:${KVROUTER_E2E_TAG:-e2e}" "${CARGO_TARGET_DIR:-$root/target}/debug/engine-sim" \
+        "$model/tokenizer.json:/tokenizer.json" "$model/tokenizer_config.json:/tokenizer_config.json"
+}
+
 main() {
     install_sdk
     if [[ -n ${KUBECONFIG:-} ]]; then
@@ -56,6 +64,7 @@ main() {
     "$here/cluster/up.sh"
     say "images"
     load_images
+    [[ " $* " != *" j "* ]] || load_real_engines
     say "scenarios"
     local status=0
     KVROUTER_E2E_APISERVER="$here/cluster/apiserver.sh" PYTHONDONTWRITEBYTECODE=1 \

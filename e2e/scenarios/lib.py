@@ -22,7 +22,7 @@ MODEL = "sim-model"
 # The demo stays up: nothing is deleted at the end.
 KEEP = bool(os.environ.get("KVROUTER_E2E_KEEP"))
 TAG = os.environ.get("KVROUTER_E2E_TAG", "e2e")
-IMAGES = {name: f"kvrouter.local/{name}:{TAG}" for name in ("kv-router", "kv-router-operator", "engine-sim", "nats-server", "tokenizer-fixture")}
+IMAGES = {name: f"kvrouter.local/{name}:{TAG}" for name in ("kv-router", "kv-router-operator", "engine-sim", "nats-server", "tokenizer-fixture", "real-model")}
 
 
 class Failed(Exception):

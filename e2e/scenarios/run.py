@@ -1,4 +1,4 @@
-"""Runs scenarios in order, each in a fresh namespace, and ends with `N passed, N failed`.
+"""Runs the named scenarios, or all but (j), in order, each in a fresh namespace, and ends with `N passed, N failed`.
 
 A scenario that fails is run once more; one that passes then is reported as flaky. What the operator, the routers and
 the events say is shown for the first failure.
@@ -9,9 +9,12 @@ import sys
 import time
 import traceback
 
-from core import SCENARIOS, install
+import core
+from core import install
 from lib import KEEP, SYSTEM, Steps, kubectl, log, namespace
+from real import j_real_vllm
 
+SCENARIOS = {**core.SCENARIOS, "j": j_real_vllm}
 
 # While writing a scenario: no second try.
 ONCE = bool(os.environ.get("KVROUTER_E2E_ONCE"))
@@ -97,7 +100,7 @@ def main(letters):
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or list(SCENARIOS)
+    chosen = sys.argv[1:] or list(core.SCENARIOS)
     unknown = [letter for letter in chosen if letter not in SCENARIOS]
     if unknown:
         sys.exit(f"no scenario {unknown[0]}: there are {' '.join(SCENARIOS)}")
