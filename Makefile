@@ -54,7 +54,7 @@ engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares
 	e2e/engines/run.sh
 
 .PHONY: e2e
-e2e: $(NATS_STAMP) ## Scenarios on a real cluster (as `make cluster`), with their times. ARGS='a c' selects some.
+e2e: $(NATS_STAMP) ## Scenarios on a real cluster (as `make cluster`), with their times. ARGS='a c' selects some; ARGS=j is real vLLM as pods.
 	e2e/run.sh $(ARGS)
 
 .PHONY: demo-cluster

@@ -48,6 +48,7 @@ load_images() {
 load_real_engines() {
     "$here/engines/install.sh"
     local model=${ENGINES:-$cache/engines}/model
+    chmod -R a+rX "$model" # pods run as another user
     "$here/cluster/image.sh" "kvrouter.local/real-model:${KVROUTER_E2E_TAG:-e2e}" "${CARGO_TARGET_DIR:-$root/target}/debug/engine-sim" \
         "$model/tokenizer.json:/tokenizer.json" "$model/tokenizer_config.json:/tokenizer_config.json"
 }

@@ -65,6 +65,7 @@ def diagnose(ns):
         ("get", "events", "-n", ns, "--sort-by=.lastTimestamp"),
         ("logs", "-n", SYSTEM, "-l", "app.kubernetes.io/name=kv-router-operator", "--tail=40"),
         ("logs", "-n", ns, "-l", "app.kubernetes.io/name=kv-router", "--tail=20"),
+        ("logs", "-n", ns, "-l", "app=qwen", "-c", "engine", "--tail=20"),
     ):
         done = kubectl(*command, check=False)
         log(f"--- kubectl {' '.join(command)}\n{done.stdout[-6000:]}{done.stderr[-2000:]}")
