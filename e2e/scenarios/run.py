@@ -5,6 +5,7 @@ the events say is shown for the first failure.
 """
 
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -96,6 +97,9 @@ def main(letters):
     print(f"scenarios took {time.monotonic() - began:.0f} s")
     for letter, error in failed.items():
         print(f"failed: ({letter}) {error}")
+    if KEEP:
+        print(f"it stays up; try\n  export KUBECONFIG={os.environ['KUBECONFIG']} PATH={os.path.dirname(shutil.which('kubectl'))}:$PATH\n  kubectl get kvr,kvpool,pods -n demo\n"
+              "  kubectl describe kvr sim -n demo\n  make cluster-down     # when you are done")
     print(f"{len(passed)} passed, {len(failed)} failed" + (f", {len(skipped)} skipped" if skipped else ""), flush=True)
     return 1 if failed else 0
 
