@@ -178,6 +178,7 @@ fn good() -> Quality {
     Quality { page: Some(4), ..Quality::default() }
 }
 
+/// Case G12: vLLM names one physical copy per removal.
 #[test]
 fn a_block_leaves_with_its_last_copy() {
     let rows = [
