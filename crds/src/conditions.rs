@@ -238,8 +238,8 @@ words! {
     }
 }
 
-/// Which reasons a type may carry.
-pub const REASONS: &[(ConditionType, &[Reason])] = &[
+/// Which reasons a type may carry, first the one with which all is well.
+const REASONS: &[(ConditionType, &[Reason])] = &[
     (
         ConditionType::Accepted,
         &[
@@ -424,39 +424,27 @@ pub const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::Pending,
         ],
     ),
-    (
-        ConditionType::Ready,
-        &[
-            Reason::Serving,
-            Reason::InvalidSpec,
-            Reason::PoolConflict,
-            Reason::DisaggregationNotSupported,
-            Reason::NameTaken,
-            Reason::PoolNotFound,
-            Reason::PoolNotAccepted,
-            Reason::WorkloadNotFound,
-            Reason::WorkloadControlled,
-            Reason::WorkloadOutsidePool,
-            Reason::ContainerNotFound,
-            Reason::ContainerAmbiguous,
-            Reason::PortNotDeclared,
-            Reason::SecretNotFound,
-            Reason::ConfigMapNotFound,
-            Reason::ClaimNotFound,
-            Reason::NoReplicasReady,
-            Reason::ScaledToZero,
-            Reason::ImagePullFailed,
-            Reason::CrashLooping,
-            Reason::ConfigError,
-            Reason::MountFailed,
-            Reason::Unschedulable,
-            Reason::PodCreationFailed,
-            Reason::NoPods,
-            Reason::NoPodsReady,
-            Reason::Pending,
-        ],
-    ),
+    // And those of what comes first: see `reasons`.
+    (ConditionType::Ready, &[Reason::Serving, Reason::NoPods, Reason::NoPodsReady, Reason::Pending]),
 ];
+
+/// Which reasons a type may carry, in the order of the documentation. `Ready`
+/// has the troubles of all that must be in order first.
+pub fn reasons(type_: ConditionType) -> Vec<Reason> {
+    let own = |type_| REASONS.iter().find(|(known, _)| *known == type_).map_or(&[][..], |(_, own)| own);
+    let mut reasons = own(type_).to_vec();
+    if type_ == ConditionType::Ready {
+        let first = [ConditionType::Accepted, ConditionType::ResolvedRefs, ConditionType::RouterAvailable];
+        let mut troubles = Vec::new();
+        for reason in first.into_iter().flat_map(|type_| own(type_).iter().skip(1)) {
+            if !reasons.contains(reason) && !troubles.contains(reason) {
+                troubles.push(*reason);
+            }
+        }
+        reasons.splice(1..1, troubles);
+    }
+    reasons
+}
 
 /// A condition's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -691,11 +679,10 @@ mod tests {
     fn the_documentation_lists_exactly_these_reasons() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/conditions.md");
         let text = std::fs::read_to_string(path).expect("docs/conditions.md");
+        let row = |type_: ConditionType, reason: Reason| format!("{}/{}", type_.as_str(), reason.as_str());
         let expected: Vec<String> = REASONS
             .iter()
-            .flat_map(|(type_, reasons)| {
-                reasons.iter().map(|reason| format!("{}/{}", type_.as_str(), reason.as_str()))
-            })
+            .flat_map(|(type_, _)| reasons(*type_).into_iter().map(|reason| row(*type_, reason)))
             .collect();
         assert_eq!(documented(&text), expected);
         for row in text.lines().filter(|line| line.starts_with("| `")) {

@@ -345,6 +345,11 @@ pub struct KubernetesDiscovery {
     pub selector: BTreeMap<String, String>,
     /// Ports that engines serve on.
     pub target_ports: Vec<u16>,
+    /// Data-parallel ranks behind each of them. Rank r of the n-th port, both
+    /// from 0, has its events at the pool's ports + n * `dp_size` + r.
+    // Left out where it is 1, so that routers of earlier releases read the file.
+    #[serde(default = "default_dp_size", skip_serializing_if = "is_default_dp_size")]
+    pub dp_size: u32,
     /// Roles of the pool. Empty: every pod is mixed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub roles: Vec<RoleSelector>,
@@ -643,6 +648,11 @@ const fn default_block_size() -> u32 {
 
 const fn default_dp_size() -> u32 {
     1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+const fn is_default_dp_size(dp_size: &u32) -> bool {
+    *dp_size == default_dp_size()
 }
 
 const fn default_image_weight() -> f64 {

@@ -49,8 +49,12 @@ use crate::config::{Engine, EventTransport, PageSizePolicy, RoleName};
     .message("a workload is named twice: name each kind and name once").field_path(".workloads"))]
 #[x_kube(validation = Rule::new("self.kvEvents.bridge != 'Inject' || (has(self.workloads) && self.workloads.size() > 0)")
     .message("bridge: Inject needs spec.workloads: name the Deployments or StatefulSets that may get the bridge, or use bridge: External").field_path(".kvEvents.bridge"))]
-#[x_kube(validation = Rule::new("!self.targetPorts.exists(p, p.number == self.kvEvents.port || p.number == self.kvEvents.replayPort)")
-    .message("a target port is also a port of kvEvents: engines serve requests and events on different ports").field_path(".kvEvents"))]
+#[x_kube(validation = Rule::new("!self.targetPorts.exists(p, (self.kvEvents.port <= p.number && p.number < self.kvEvents.port + self.targetPorts.size() * self.dpSize) || (self.kvEvents.replayPort <= p.number && p.number < self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize))")
+    .message("a target port is also a port of kvEvents: engines serve requests and events on different ports, and every rank has its own").field_path(".kvEvents"))]
+#[x_kube(validation = Rule::new("self.kvEvents.port == self.kvEvents.replayPort || self.kvEvents.port + self.targetPorts.size() * self.dpSize <= self.kvEvents.replayPort || self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= self.kvEvents.port")
+    .message("port and replayPort are too close: each of targetPorts times dpSize ranks has one of both; move one of them").field_path(".kvEvents"))]
+#[x_kube(validation = Rule::new("self.kvEvents.port + self.targetPorts.size() * self.dpSize <= 65536 && self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= 65536")
+    .message("the last rank's port is beyond 65535: each of targetPorts times dpSize ranks has a port and a replayPort; lower one of them").field_path(".kvEvents"))]
 pub struct InferencePoolSpec {
     /// The model that all engines of the pool serve.
     pub model: ModelSpec,
@@ -60,6 +64,10 @@ pub struct InferencePoolSpec {
     #[x_kube(validation = Rule::new("self.all(p, self.exists_one(o, o.number == p.number))").message("port numbers must be unique"))]
     #[schemars(length(min = 1, max = 8))]
     pub target_ports: Vec<TargetPort>,
+    /// Data-parallel ranks behind each target port. Routers pick ranks, and bridges follow each of them.
+    #[serde(default = "default_dp_size")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub dp_size: u32,
     /// What the engines are; Auto asks each one.
     #[serde(default)]
     pub engine: Engine,
@@ -123,7 +131,8 @@ pub struct TokenizerSource {
     pub config_map: Option<ConfigMapSource>,
     /// A folder of the router's own image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 512), regex(pattern = r"^/"))]
+    #[x_kube(validation = Rule::new("self.startsWith('/')").message("must be an absolute path of the router's image: begin it with /"))]
+    #[schemars(length(min = 1, max = 512))]
     pub path: Option<String>,
 }
 
@@ -271,11 +280,11 @@ pub struct KvEventsSpec {
     /// By which way.
     #[serde(default)]
     pub transport: EventTransport,
-    /// The engines' publisher port. Rank r uses port + r.
+    /// The engines' publisher port. Rank r of the n-th target port, both from 0, uses port + n * dpSize + r.
     #[serde(default = "default_event_port")]
     #[schemars(range(min = 1, max = 65535))]
     pub port: u16,
-    /// The engines' replay port. Rank r uses replayPort + r.
+    /// The engines' replay port, counted on in the same way.
     #[serde(default = "default_replay_port")]
     #[schemars(range(min = 1, max = 65535))]
     pub replay_port: u16,
@@ -310,18 +319,21 @@ pub enum Bridge {
 }
 
 /// A NATS broker.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NatsSpec {
     /// `nats://host:port` or `tls://host:port`.
-    #[schemars(length(min = 8, max = 512), regex(pattern = r"^(nats|tls)://[^\s/@]+(:[0-9]+)?$"))]
+    #[x_kube(validation = Rule::new(r"self.matches(r'^(nats|tls)://([^\s/@:\[\]]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?$')")
+        .message("must be nats://host:port or tls://host:port: what logs in belongs into credentialsSecretRef"))]
+    #[schemars(length(max = 512))]
     pub url: String,
     /// Key of a Secret with the credentials file. Absent: no authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_secret_ref: Option<SecretKeyRef>,
     /// First token of every subject.
     #[serde(default = "default_subject_prefix")]
-    #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9_-]+$"))]
+    #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9_-]+$')").message("must be letters, digits, - and _: it is one token of a subject"))]
+    #[schemars(length(max = 64))]
     pub subject_prefix: String,
 }
 
@@ -434,6 +446,10 @@ const fn default_replay_port() -> u16 {
 
 const fn default_block_size() -> u32 {
     16
+}
+
+const fn default_dp_size() -> u32 {
+    1
 }
 
 fn default_subject_prefix() -> String {

@@ -58,6 +58,8 @@ use crate::config::{
     .message("a shadow policy is the real one: shadows are evaluated beside it").field_path(".shadowPolicies"))]
 #[x_kube(validation = Rule::new("!has(self.overload.coldReserve) || self.overload.coldReserve == 0.0 || has(self.overload.maxQueuedTokens)")
     .message("overload.coldReserve is a share of overload.maxQueuedTokens: set both or neither").field_path(".overload"))]
+#[x_kube(validation = Rule::new("self.tierCredits.disk <= self.tierCredits.host && self.tierCredits.host <= self.tierCredits.device")
+    .message("a slower tier cannot be worth more than a faster one: disk at most host, host at most device").field_path(".tierCredits"))]
 pub struct KvRouterSpec {
     /// Router pods.
     #[serde(default = "default_replicas")]

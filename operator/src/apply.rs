@@ -103,6 +103,14 @@ impl ApplyError {
         }
     }
 
+    /// Whether there is nothing left to do, because the namespace is going away.
+    pub fn is_namespace_ending(&self) -> bool {
+        match self {
+            Self::Child { source, .. } | Self::Status { source, .. } => is_namespace_ending(source),
+            Self::NameTaken { .. } | Self::Serialize { .. } => false,
+        }
+    }
+
     /// What a user should read of it; none for what heals by itself.
     pub fn refusal(&self) -> Option<String> {
         match self {
@@ -120,6 +128,14 @@ pub fn is_transient(error: &kube::Error) -> bool {
         kube::Error::Api(status) => !matches!(status.code, 400 | 403 | 404 | 405 | 413 | 422),
         _ => true,
     }
+}
+
+/// Whether `error` says that the namespace is going away: nothing can be made
+/// in it any more, and nothing needs to be.
+pub fn is_namespace_ending(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 403 && causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// The hand that writes.
@@ -560,6 +576,23 @@ mod tests {
             assert_eq!(error.is_transient(), transient, "{code}");
             assert_eq!(error.refusal().is_none(), transient, "{code}");
         }
+    }
+
+    /// As an API server of Kubernetes 1.37 spells it.
+    #[test]
+    fn a_namespace_that_ends_is_told_from_a_want_of_rights() {
+        let answer = |code: u16, reason: &str| {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                "message": "services \"a\" is forbidden: unable to create new content in namespace b because it is being terminated",
+                "reason": "Forbidden", "code": code, "details": {"name": "a", "kind": "services",
+                "causes": [{"reason": reason, "message": "namespace b is being terminated", "field": "metadata.namespace"}]}});
+            let status: Status = serde_json::from_value(status).expect("a status");
+            let source = Box::new(kube::Error::Api(Box::new(status)));
+            ApplyError::Child { verb: "apply", child: "Service/a".into(), source }.is_namespace_ending()
+        };
+        assert!(answer(403, "NamespaceTerminating"));
+        assert!(!answer(403, "FieldValueForbidden"));
+        assert!(!answer(409, "NamespaceTerminating"));
     }
 
     #[test]

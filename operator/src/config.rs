@@ -5,7 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "this is the file that reads the environment")]
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -119,7 +119,7 @@ pub struct RenderFlags {
     /// What goes into children.
     #[command(flatten)]
     pub children: ChildFlags,
-    /// Files with InferencePools and KvRouters; `-` is standard input.
+    /// Files with InferencePools and KvRouters, or folders with .yaml, .yml and .json files; `-` is standard input.
     #[arg(short = 'f', long = "file", required = true)]
     pub files: Vec<PathBuf>,
     /// Namespace of objects that name none.
@@ -278,12 +278,21 @@ fn is_word(value: &str) -> bool {
     !value.is_empty() && value.len() <= 512 && !value.contains(char::is_whitespace)
 }
 
-fn is_broker(url: &str) -> bool {
-    let host = url.strip_prefix("nats://").or_else(|| url.strip_prefix("tls://"));
-    host.is_some_and(|host| {
-        let port = host.rsplit_once(':').map_or(Some("4222"), |(_, port)| Some(port));
-        is_word(host) && !host.contains(['/', '@']) && port.is_some_and(|port| port.parse::<u16>().is_ok())
-    })
+/// Whether it is `nats://host:port` or `tls://host:port`, with no password in
+/// it; without a port it is 4222.
+pub fn is_broker(url: &str) -> bool {
+    let Some(address) = url.strip_prefix("nats://").or_else(|| url.strip_prefix("tls://")) else {
+        return false;
+    };
+    let (host, port) = match address.rsplit_once(':').filter(|_| !address.ends_with(']')) {
+        Some((host, port)) => (host, Some(port)),
+        None => (address, None),
+    };
+    let is_host = match host.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')) {
+        Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
+        None => is_word(host) && !host.contains(['/', '@', ':', '[', ']']),
+    };
+    is_host && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port != 0))
 }
 
 fn is_dns_label(name: &str) -> bool {

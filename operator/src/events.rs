@@ -11,6 +11,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kvrouter_crds::conditions::WorkloadState;
 use serde_json::Value;
 
+use crate::apply::is_namespace_ending;
 use crate::controller::conditions;
 
 /// Longest note that the API server takes, in bytes.
@@ -58,8 +59,18 @@ impl Announcer {
                 action: note.action,
                 secondary: None,
             };
-            if let Err(error) = self.0.publish(&event, object).await {
-                tracing::warn!(error = %crate::chain(&error), reason = event.reason, "event not written");
+            match self.0.publish(&event, object).await {
+                Ok(()) => {}
+                Err(error) if is_namespace_ending(&error) => {
+                    tracing::debug!(
+                        namespace = object.namespace,
+                        reason = event.reason,
+                        "the namespace is ending"
+                    );
+                }
+                Err(error) => {
+                    tracing::warn!(error = %crate::chain(&error), reason = event.reason, "event not written")
+                }
             }
         }
     }

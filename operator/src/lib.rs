@@ -18,6 +18,7 @@ pub mod hysteresis;
 pub mod lease;
 pub mod ledger;
 pub mod metrics;
+pub mod parts;
 pub mod poller;
 pub mod pool;
 pub mod probes;

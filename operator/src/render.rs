@@ -5,7 +5,7 @@
 //! comments. Any error in any file is an error of the whole.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
@@ -23,16 +23,30 @@ use crate::{pool, router, schema, yaml};
 const HEADER: &str = "# What kv-router-operator would apply, and what it can say without a cluster.\n";
 /// Most errors that are told.
 const MOST_ERRORS: usize = 50;
+/// How files of a folder must end to be read, as kubectl does it.
+const EXTENSIONS: &[&str] = &["yaml", "yml", "json"];
 
 /// What `render` prints; or what is wrong, a line each, for standard error and
 /// exit code 2.
 pub fn render(flags: &RenderFlags) -> Result<String, Vec<String>> {
     let mut texts = Vec::new();
     let mut errors = Vec::new();
-    for path in &flags.files {
-        match read(path) {
-            Ok(text) => texts.push((path.display().to_string(), text)),
-            Err(error) => errors.push(format!("{}: failed to read: {error}", path.display())),
+    if flags.files.iter().filter(|path| is_standard_input(path)).count() > 1 {
+        return Err(vec!["-: standard input can be read once; name it once".to_owned()]);
+    }
+    for named in &flags.files {
+        let files = match files_of(named) {
+            Ok(files) => files,
+            Err(error) => {
+                errors.push(format!("{}: {error}", named.display()));
+                continue;
+            }
+        };
+        for path in files {
+            match read(&path) {
+                Ok(text) => texts.push((path.display().to_string(), text)),
+                Err(error) => errors.push(format!("{}: failed to read: {error}", path.display())),
+            }
         }
     }
     if !errors.is_empty() {
@@ -41,11 +55,35 @@ pub fn render(flags: &RenderFlags) -> Result<String, Vec<String>> {
     render_texts(&texts, flags)
 }
 
-fn read(path: &Path) -> std::io::Result<String> {
-    if path != Path::new("-") {
-        return std::fs::read_to_string(path);
+fn is_standard_input(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// The files that `named` stands for: of a folder, but not of folders in it,
+/// those with manifests, in the order of their names.
+fn files_of(named: &Path) -> Result<Vec<PathBuf>, String> {
+    if is_standard_input(named) || !named.is_dir() {
+        return Ok(vec![named.to_owned()]);
     }
-    std::io::read_to_string(std::io::stdin())
+    let entries = std::fs::read_dir(named).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+    let entries = entries.map_err(|error| format!("failed to list: {error}"))?;
+    let is_manifest = |path: &PathBuf| {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && !path.is_dir()
+    };
+    let mut files: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).filter(is_manifest).collect();
+    files.sort();
+    if files.is_empty() {
+        return Err("no file in this folder ends in .yaml, .yml or .json; name the files".to_owned());
+    }
+    Ok(files)
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    if is_standard_input(path) {
+        return std::io::read_to_string(std::io::stdin());
+    }
+    std::fs::read_to_string(path)
 }
 
 /// An object and where it stands.

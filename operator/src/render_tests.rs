@@ -159,6 +159,69 @@ fn errors_name_file_document_and_field() {
     check("no YAML", "replicas: 3", "replicas: [3", "f.yaml: document 2: ");
 }
 
+/// A folder with these files and texts; folders end in `/`.
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, text) in files {
+        let path = folder.path().join(name);
+        if name.ends_with('/') {
+            std::fs::create_dir(path).expect("a folder");
+        } else {
+            std::fs::write(path, text).expect("written");
+        }
+    }
+    folder
+}
+
+#[test]
+fn a_folder_is_its_manifests_in_the_order_of_their_names() {
+    let whole = input("one");
+    let (pool, rest) = whole.split_once("---\n").expect("a pool");
+    let (router, _) = rest.split_once("---\n").expect("a router");
+    let router_json = serde_json::to_string(&yaml::documents(router).expect("YAML")[0]).expect("JSON");
+    let given = folder(&[
+        ("b.json", &router_json),
+        ("a.yml", pool),
+        ("notes.md", "not: [YAML"),
+        ("Makefile", "all:\n\ttrue"),
+        ("old.yaml/", ""),
+    ]);
+    let render = |files: Vec<PathBuf>| render(&RenderFlags { files, ..flags() });
+    let at = |name: &str| given.path().join(name);
+    let found = render(vec![given.path().to_owned()]).expect("in order");
+    assert_eq!(found, render(vec![at("a.yml"), at("b.json")]).expect("in order"), "the same as its files");
+    let name = at("a.yml").display().to_string();
+    assert!(found.contains(&format!("# {name}: document 1 (InferencePool qwen) in namespace")), "{found}");
+    // A file that is named is read, whatever its ending.
+    let errors = render(vec![at("a.yml"), at("notes.md")]).expect_err("no YAML");
+    assert!(errors[0].starts_with(&format!("{}: document 1: ", at("notes.md").display())), "{errors:?}");
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let given = folder(&[("a.txt", ""), ("bad.yaml", "a: [")]);
+    let empty = folder(&[("a.txt", "")]);
+    let render = |files: Vec<PathBuf>| render(&RenderFlags { files, ..flags() }).expect_err("errors");
+    let path = |folder: &tempfile::TempDir, name: &str| folder.path().join(name);
+    let check = |files: Vec<PathBuf>, expected: &[String]| {
+        let errors = render(files);
+        assert_eq!(errors.len(), expected.len(), "{errors:?}");
+        for (error, expected) in errors.iter().zip(expected) {
+            assert!(error.starts_with(expected), "{error}");
+        }
+    };
+    check(
+        vec![path(&empty, ""), path(&empty, "absent.yaml")],
+        &[
+            format!("{}: no file in this folder ends in", path(&empty, "").display()),
+            format!("{}: failed to read: No such file", path(&empty, "absent.yaml").display()),
+        ],
+    );
+    check(vec![path(&given, "")], &[format!("{}: document 1: ", path(&given, "bad.yaml").display())]);
+    let twice = render(vec![PathBuf::from("-"), PathBuf::from("-")]);
+    assert_eq!(twice, ["-: standard input can be read once; name it once"]);
+}
+
 #[test]
 fn no_object_at_all_is_an_error() {
     let errors = render_texts(&[("f".to_owned(), "---\n".to_owned())], &flags()).expect_err("nothing");

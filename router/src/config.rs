@@ -113,9 +113,10 @@ pub struct ServeFlags {
 /// Flags of `bridge`.
 #[derive(Clone, Debug, Args)]
 pub struct BridgeFlags {
-    /// The engine's `host:port`, as routers know the worker.
-    #[arg(long, env = "KVROUTER_WORKER")]
-    pub worker: String,
+    /// A worker's `host:port`, as routers know it. Several are several ports of
+    /// one pod: ranks and their sockets count on from each to the next.
+    #[arg(long = "worker", env = "KVROUTER_WORKER", value_delimiter = ',', required = true)]
+    pub workers: Vec<String>,
     /// The engine's publisher; rank r is at port + r.
     #[arg(long, env = "KVROUTER_KV_EVENTS", default_value = "tcp://127.0.0.1:5557")]
     pub kv_events: Endpoint,
@@ -123,7 +124,7 @@ pub struct BridgeFlags {
     /// cannot be repaired.
     #[arg(long, env = "KVROUTER_KV_REPLAY")]
     pub kv_replay: Option<Endpoint>,
-    /// Data-parallel ranks of the engine.
+    /// Data-parallel ranks of each worker.
     #[arg(long, env = "KVROUTER_DP_SIZE", default_value_t = 1)]
     pub dp_size: u32,
     /// The broker.
@@ -294,10 +295,6 @@ impl ServeConfig {
             Complaint { field: "blockSize".into(), message: "must be at least 1".into() }.at(path, &text)
         })?;
         let base = Live::of(&file);
-        let live = match &flags.live_config {
-            Some(path) => base.updated(path, flags)?,
-            None => base.clone(),
-        };
         let identity_seed = match &file.identity_seed_file {
             Some(path) => read_secret(path)?.into_bytes(),
             None => Vec::new(),
@@ -309,8 +306,35 @@ impl ServeConfig {
         }
         let (live_path, flags) = (flags.live_config.clone(), flags.clone());
         let relist = Duration::from_secs(flags.relist_seconds);
-        let digest = file::digest(&text);
-        Ok(Self { size, live, base, flags, live_path, relist, identity_seed, admin_token, file, digest })
+        let (live, digest) = (base.clone(), file::digest(&text));
+        let mut config =
+            Self { size, live, base, flags, live_path, relist, identity_seed, admin_token, file, digest };
+        if let Some(path) = &config.live_path {
+            config.live = config.live_of(&read(path)?, path)?;
+        }
+        Ok(config)
+    }
+
+    /// What is in force with the text of live settings, which came from `path`:
+    /// where they say nothing, what was in force at start, and where a flag says
+    /// otherwise, the flag.
+    pub fn live_of(&self, text: &str, path: &Path) -> Result<Live, ConfigError> {
+        let (base, flags) = (&self.base, &self.flags);
+        let mut live: LiveSettings = parse(path, text)?;
+        if flags.router_policy.is_some() {
+            live.policy = None;
+        }
+        if flags.session_affinity.is_some() {
+            let mode = file_mode(base.settings.sessions.mode);
+            live.session_affinity.iter_mut().for_each(|affinity| affinity.mode = mode);
+        }
+        if let Some(weights) = &mut live.overlap_weights {
+            weights.default = flags.kv_overlap_weight.unwrap_or(weights.default);
+            weights.prefill = flags.kv_prefill_overlap_weight.or(weights.prefill);
+            weights.decode = flags.kv_decode_overlap_weight.or(weights.decode);
+        }
+        check_live(&live, &self.file, base.settings.policy).map_err(|complaint| complaint.at(path, text))?;
+        Ok(Live { digest: Some(file::digest(text).into()), ..base.clone().with(&live) })
     }
 
     /// Namespace and name of the ConfigMap with live settings.
@@ -337,31 +361,6 @@ impl Live {
             page_size_policy: Some(file.page_size_policy),
             foreign_selectors: Vec::new(),
         })
-    }
-
-    /// These settings with what the live file at `path` changes, where `flags` do
-    /// not say otherwise.
-    pub fn updated(&self, path: &Path, flags: &ServeFlags) -> Result<Self, ConfigError> {
-        self.taking(&read(path)?, path, flags)
-    }
-
-    /// The same with the text of the live file, which came from `path`.
-    pub fn taking(&self, text: &str, path: &Path, flags: &ServeFlags) -> Result<Self, ConfigError> {
-        let mut live: LiveSettings = parse(path, text)?;
-        if flags.router_policy.is_some() {
-            live.policy = None;
-        }
-        if flags.session_affinity.is_some() {
-            let mode = file_mode(self.settings.sessions.mode);
-            live.session_affinity.iter_mut().for_each(|affinity| affinity.mode = mode);
-        }
-        if let Some(weights) = &mut live.overlap_weights {
-            weights.default = flags.kv_overlap_weight.unwrap_or(weights.default);
-            weights.prefill = flags.kv_prefill_overlap_weight.or(weights.prefill);
-            weights.decode = flags.kv_decode_overlap_weight.or(weights.decode);
-        }
-        check_live(&live, self.settings.policy).map_err(|complaint| complaint.at(path, text))?;
-        Ok(Self { digest: Some(file::digest(text).into()), ..self.clone().with(&live) })
     }
 
     fn with(mut self, live: &LiveSettings) -> Self {

@@ -146,6 +146,13 @@ fn discovery_of_pods_is_checked() {
         ("port 0", ports, "targetPorts: [0]", at(8, ".targetPorts[0]") + "must be 1 to 65535"),
         ("a port twice", ports, "targetPorts: [1, 1]", at(8, ".targetPorts[1]") + "names 1 a second time"),
         ("a large port", ports, "targetPorts: [70000]", at(8, ".targetPorts[0]") + "invalid value"),
+        ("no rank", ports, "targetPorts: [1]\n    dpSize: 0", at(9, ".dpSize") + "must be 1 to 1024"),
+        (
+            "no ports for the last rank",
+            "ZMQ",
+            "ZMQ\n  port: 65535",
+            at(5, ".dpSize") + "makes 2 ranks per pod, and the last one's",
+        ),
         ("a role twice", "name: Prefill", "name: Mixed", at(12, ".roles[1].name") + "names Mixed a second"),
         (
             "all of a role",
@@ -205,13 +212,32 @@ fn a_newer_file_is_refused_for_its_version() {
     let text = GOOD.replace("schemaVersion: 1", "schemaVersion: 2\nfieldOfTheFuture: 1");
     let message = load(&text, &[]).expect_err("newer").to_string();
     assert!(message.contains("1: schemaVersion: is 2") && message.contains("VersionSkew"), "{message}");
-    let live = Live::default();
+    let config = load(GOOD, &[]).expect("good");
     let text = "schemaVersion: 2\nfieldOfTheFuture: 1\n";
-    let error = live.taking(text, Path::new("live.yaml"), &ServeFlags::default()).expect_err("newer");
+    let error = config.live_of(text, Path::new("live.yaml")).expect_err("newer");
     assert!(error.to_string().contains("VersionSkew"), "{error}");
-    let text = "schemaVersion: 1\nforeignSelectors: [{a: b}, {}]\n";
-    let error = live.taking(text, Path::new("live.yaml"), &ServeFlags::default()).expect_err("all pods");
-    assert!(error.to_string().contains("live.yaml:2: foreignSelectors[1]: must not be empty"), "{error}");
+}
+
+#[test]
+fn selectors_of_other_pools_are_about_pods() {
+    let check = |file: &str, selectors: &str, expected: Option<&str>| {
+        let text = format!("schemaVersion: 1\nforeignSelectors: {selectors}\n");
+        let taken = load(file, &[]).expect("good").live_of(&text, Path::new("live.yaml"));
+        let error = taken.err().map(|error| error.to_string());
+        assert_eq!(error.as_deref(), expected, "{selectors}");
+    };
+    let pods = GOOD.replace(
+        GOOD.split_once("discovery:\n").and_then(|(_, rest)| rest.split_once("kvEvents:")).expect("both").0,
+        "  backend: Kubernetes\n  kubernetes: {namespace: a, selector: {app: a}, targetPorts: [8000]}\n",
+    );
+    check(&pods, "[{a: b}]", None);
+    let empty =
+        "live.yaml:2: foreignSelectors[1]: must not be empty: it would be every pod; give at least one label";
+    check(&pods, "[{a: b}, {}]", Some(empty));
+    check(GOOD, "[]", None);
+    let listed =
+        "live.yaml:2: foreignSelectors: are about pods, and discovery.backend is Static; remove them";
+    check(GOOD, "[{a: b}]", Some(listed));
 }
 
 #[test]
@@ -226,8 +252,8 @@ fn live_settings_change_only_what_they_name() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("live.yaml");
     std::fs::write(&path, "schemaVersion: 1\noverlapWeights: {default: 3}\n").expect("written");
-    let before = Live::of(&parse(Path::new("router.yaml"), GOOD).expect("good"));
-    let after = before.updated(&path, &ServeFlags::default()).expect("good");
+    let before = load(GOOD, &[]).expect("good").live;
+    let after = load(GOOD, &["--live-config", path.to_str().expect("plain")]).expect("good").live;
     assert_eq!(after.settings.overlap.default, 3.0);
     assert_eq!(after.settings.load, before.settings.load);
     assert_eq!(after.freshness, before.freshness);

@@ -14,7 +14,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// Takes over the settings in `text`, which came from `origin`, or refuses them.
 pub fn take(pool: &Pool, text: &str, origin: &Path) {
-    match pool.config.base.taking(text, origin, &pool.config.flags) {
+    match pool.config.live_of(text, origin) {
         Ok(live) => {
             pool.live_refused.write().take();
             if pool.live.read().digest == live.digest {

@@ -8,16 +8,17 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, EmptyDirVolumeSource, EnvVar, EnvVarSource, KeyToPath, ObjectFieldSelector,
-    ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+    Container, EmptyDirVolumeSource, EnvVar, EnvVarSource, ObjectFieldSelector, Volume,
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kvrouter_crds::config::digest;
 use kvrouter_crds::pool::{Bridge as BridgeMode, HashSeedPolicy, SecretKeyRef, WorkloadKind, WorkloadRef};
 use serde_json::{Value, json};
 
 use super::validate::{Broker, Target, ValidPool};
 use crate::config::ChildFlags;
+use crate::parts::{
+    Access, CREDENTIALS_FOLDER, IDENTITY_FOLDER, Mounts, quantity, resources, security_context, variable,
+};
 
 /// Name of the injected container.
 pub const BRIDGE: &str = "kvrouter-bridge";
@@ -30,14 +31,11 @@ pub const BRIDGE_ANNOTATION: &str = "kvrouter.dev/bridge-settings";
 
 /// Variable of the bridge's container with the pod's address.
 const POD_IP: &str = "KVROUTER_POD_IP";
-/// Where the bridge finds the broker's credentials, and the name of their volume.
-const CREDENTIALS: (&str, &str) = ("kvrouter-nats", "/etc/kvrouter-nats");
-/// Where the bridge finds the identity seed, and the name of its volume.
-const IDENTITY: (&str, &str) = ("kvrouter-identity", "/etc/kvrouter-identity");
-/// What the bridge remembers between two lives of its container, and the name of its volume.
-const STATE: (&str, &str) = ("kvrouter-bridge-state", "/var/lib/kvrouter-bridge");
-/// Neither root nor anybody else; the same as in our images.
-const USER: i64 = 65532;
+/// Where the bridge keeps what it remembers between two lives of its container.
+const STATE_FOLDER: &str = "/var/lib/kvrouter-bridge";
+/// Memory that a bridge asks for, and the most that it may take, in MiB for
+/// every rank: it holds the rank's block hashes.
+const MEMORY_PER_RANK: (usize, usize) = (64, 512);
 
 /// What one workload should have and lacks.
 #[derive(Clone, Debug, PartialEq)]
@@ -207,28 +205,33 @@ fn wanted_bridge(pool: &ValidPool, flags: &ChildFlags) -> Option<Bridge> {
         return None;
     }
     let broker = pool.broker.as_ref()?;
-    let identity = pool.spec.identity_seed_secret_ref.as_ref();
-    let mut mounts = vec![mount(STATE.0, STATE.1, false)];
-    let state = EmptyDirVolumeSource { size_limit: Some(quantity("64Mi")), ..Default::default() };
-    let mut volumes = vec![Volume { name: STATE.0.to_owned(), empty_dir: Some(state), ..Default::default() }];
-    for (secret, (name, path)) in [(broker.credentials.as_ref(), CREDENTIALS), (identity, IDENTITY)] {
-        if let Some(secret) = secret {
-            volumes.push(secret_volume(name, secret));
-            mounts.push(mount(name, path, true));
-        }
-    }
+    let Mounts { volumes, mounts } = mounts(pool, broker);
+    let ranks = pool.spec.target_ports.len() * pool.spec.dp_size as usize;
+    let memory = |mebibytes: usize| format!("{}Mi", mebibytes * ranks);
     let container = Container {
         name: BRIDGE.to_owned(),
         image: Some(flags.bridge_image().to_owned()),
         restart_policy: Some("Always".to_owned()),
         args: Some(arguments(pool, broker)),
         env: Some(vec![pod_ip(), variable("KVROUTER_LOG_JSON", "true")]),
-        resources: Some(resources()),
+        resources: Some(resources("50m", &memory(MEMORY_PER_RANK.0), &memory(MEMORY_PER_RANK.1))),
         security_context: Some(security_context()),
         volume_mounts: Some(mounts),
         ..Default::default()
     };
     Some(Bridge { container, volumes, settings: settings_digest(pool, broker) })
+}
+
+fn mounts(pool: &ValidPool, broker: &Broker) -> Mounts {
+    let state = EmptyDirVolumeSource { size_limit: Some(quantity("64Mi")), ..Default::default() };
+    let state =
+        Volume { name: "kvrouter-bridge-state".to_owned(), empty_dir: Some(state), ..Default::default() };
+    let mut mounts = Mounts::default();
+    mounts.add(state, STATE_FOLDER, Access::Write);
+    mounts.add_secret("kvrouter-nats", broker.credentials.as_ref(), CREDENTIALS_FOLDER);
+    let identity = pool.spec.identity_seed_secret_ref.as_ref();
+    mounts.add_secret("kvrouter-identity", identity, IDENTITY_FOLDER);
+    mounts
 }
 
 /// What the spec says of the bridge, in a form of its own: the arguments may be
@@ -238,9 +241,10 @@ fn settings_digest(pool: &ValidPool, broker: &Broker) -> String {
         secret.map_or_else(String::new, |secret| format!("{}/{}", secret.name, secret.key))
     };
     let spec = &pool.spec;
-    let facts = [
+    let ports: Vec<String> = spec.target_ports.iter().map(|port| port.number.to_string()).collect();
+    let mut facts = vec![
         ("pool", format!("{}/{}", pool.namespace, pool.name)),
-        ("port", first_port(pool).to_string()),
+        ("port", ports.join(",")),
         ("events", spec.kv_events.port.to_string()),
         ("replay", spec.kv_events.replay_port.to_string()),
         ("url", broker.url.clone()),
@@ -251,6 +255,11 @@ fn settings_digest(pool: &ValidPool, broker: &Broker) -> String {
         ("revision", spec.model.revision.clone()),
         ("block", spec.block_size.to_string()),
     ];
+    // What is as it was before there was a choice does not enter: a digest that a
+    // release changes would restart engines.
+    if spec.dp_size != 1 {
+        facts.push(("ranks", spec.dp_size.to_string()));
+    }
     let lines: Vec<String> = facts.into_iter().map(|(key, value)| format!("{key}={value:?}")).collect();
     digest(&lines.join("\n"))
 }
@@ -259,12 +268,17 @@ fn arguments(pool: &ValidPool, broker: &Broker) -> Vec<String> {
     let spec = &pool.spec;
     let mut arguments = vec!["bridge".to_owned()];
     let mut flag = |name: &str, value: String| arguments.push(format!("--{name}={value}"));
-    flag("worker", format!("$({POD_IP}):{}", first_port(pool)));
+    for port in &spec.target_ports {
+        flag("worker", format!("$({POD_IP}):{}", port.number));
+    }
+    if spec.dp_size != 1 {
+        flag("dp-size", spec.dp_size.to_string());
+    }
     flag("kv-events", format!("tcp://127.0.0.1:{}", spec.kv_events.port));
     flag("kv-replay", format!("tcp://127.0.0.1:{}", spec.kv_events.replay_port));
     flag("nats-url", broker.url.clone());
     if let Some(secret) = &broker.credentials {
-        flag("nats-credentials", format!("{}/{}", CREDENTIALS.1, secret.key));
+        flag("nats-credentials", format!("{CREDENTIALS_FOLDER}/{}", secret.key));
     }
     flag("subject-prefix", broker.subject_prefix.clone());
     flag("namespace", pool.namespace.clone());
@@ -274,79 +288,16 @@ fn arguments(pool: &ValidPool, broker: &Broker) -> Vec<String> {
     flag("revision", spec.model.revision.replace('$', "$$"));
     flag("block-size", spec.block_size.to_string());
     if let Some(secret) = &spec.identity_seed_secret_ref {
-        flag("identity-seed-file", format!("{}/{}", IDENTITY.1, secret.key));
+        flag("identity-seed-file", format!("{IDENTITY_FOLDER}/{}", secret.key));
     }
-    flag("state-dir", STATE.1.to_owned());
+    flag("state-dir", STATE_FOLDER.to_owned());
     arguments
-}
-
-fn first_port(pool: &ValidPool) -> u16 {
-    pool.spec.target_ports.first().map_or(0, |port| port.number)
 }
 
 fn pod_ip() -> EnvVar {
     let field = ObjectFieldSelector { field_path: "status.podIP".to_owned(), ..Default::default() };
     let source = EnvVarSource { field_ref: Some(field), ..Default::default() };
     EnvVar { name: POD_IP.to_owned(), value_from: Some(source), ..Default::default() }
-}
-
-/// A variable with a fixed value.
-pub fn variable(name: &str, value: &str) -> EnvVar {
-    EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..Default::default() }
-}
-
-/// A mount at `path`.
-pub fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
-    VolumeMount {
-        name: name.to_owned(),
-        mount_path: path.to_owned(),
-        read_only: read_only.then_some(true),
-        ..Default::default()
-    }
-}
-
-/// A volume with one key of a Secret, as a file of the key's name.
-pub fn secret_volume(name: &str, secret: &SecretKeyRef) -> Volume {
-    let item = KeyToPath { key: secret.key.clone(), path: secret.key.clone(), mode: None };
-    let source = SecretVolumeSource {
-        secret_name: Some(secret.name.clone()),
-        items: Some(vec![item]),
-        ..Default::default()
-    };
-    Volume { name: name.to_owned(), secret: Some(source), ..Default::default() }
-}
-
-/// A container that may do nothing but run, as the restricted profile of pod
-/// security asks for.
-pub fn security_context() -> SecurityContext {
-    SecurityContext {
-        allow_privilege_escalation: Some(false),
-        capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), ..Default::default() }),
-        read_only_root_filesystem: Some(true),
-        run_as_non_root: Some(true),
-        run_as_user: Some(USER),
-        run_as_group: Some(USER),
-        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..Default::default() }),
-        ..Default::default()
-    }
-}
-
-/// A bridge follows one engine: its memory is the engine's block hashes.
-fn resources() -> ResourceRequirements {
-    let requests = [("cpu", "50m"), ("memory", "64Mi")];
-    let quantities = |pairs: &[(&str, &str)]| {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), quantity(value))).collect::<BTreeMap<_, _>>()
-    };
-    ResourceRequirements {
-        requests: Some(quantities(&requests)),
-        limits: Some(quantities(&[("memory", "512Mi")])),
-        ..Default::default()
-    }
-}
-
-/// An amount as manifests spell it.
-pub fn quantity(text: &str) -> Quantity {
-    Quantity(text.to_owned())
 }
 
 #[cfg(test)]

@@ -92,14 +92,45 @@ fn the_digest_follows_the_spec_and_not_the_release() {
     assert_eq!(digest(&inject(json!({})), &newer), base, "another release");
     let applied = engine(json!([{"name": "PYTHONHASHSEED", "value": "0"}]));
     assert_eq!(patch_of(&inject(json!({})), applied, &flags()).digest, base, "whatever is there");
-    for change in
-        [json!({"hashSeed": {"value": 1}}), json!({"blockSize": 32}), json!({"kvEvents": {"port": 6000}})]
-    {
+    for change in [
+        json!({"hashSeed": {"value": 1}}),
+        json!({"blockSize": 32}),
+        json!({"kvEvents": {"port": 6000}}),
+        json!({"dpSize": 2}),
+        json!({"targetPorts": [{"number": 8000}, {"number": 8001}]}),
+    ] {
         assert_ne!(digest(&inject(change.clone()), &flags()), base, "{change}");
     }
     for change in [json!({"pageSizePolicy": "RequireParity"}), json!({"model": {"tokenizer": null}})] {
         assert_eq!(digest(&inject(change.clone()), &flags()), base, "{change}");
     }
+}
+
+/// Engines must not restart because the operator was upgraded.
+#[test]
+fn the_digest_of_a_usual_bridge_is_that_of_earlier_releases() {
+    let bridge = patch_of(&inject(json!({})), json!({}), &flags()).bridge.expect("absent");
+    assert_eq!(bridge.settings, "21d9ff73abd90eb2");
+}
+
+#[test]
+fn the_bridge_follows_every_rank_of_every_port() {
+    let check = |spec: Value, expected: &[&str], memory: (&str, &str)| {
+        let bridge = patch_of(&inject(spec.clone()), json!({}), &flags()).bridge.expect("absent");
+        let args = bridge.container.args.expect("arguments");
+        let about: Vec<&String> =
+            args.iter().filter(|it| it.starts_with("--worker") || it.starts_with("--dp-size")).collect();
+        assert_eq!(about, expected, "{spec}");
+        let resources = serde_json::to_value(bridge.container.resources).expect("JSON");
+        let found = (&resources["requests"]["memory"], &resources["limits"]["memory"]);
+        assert_eq!(found, (&json!(memory.0), &json!(memory.1)), "{spec}");
+    };
+    let one = "--worker=$(KVROUTER_POD_IP):8000";
+    check(json!({}), &[one], ("64Mi", "512Mi"));
+    check(json!({"dpSize": 4}), &[one, "--dp-size=4"], ("256Mi", "2048Mi"));
+    let ports = json!({"targetPorts": [{"number": 8000}, {"number": 8100}], "dpSize": 2});
+    let expected = [one, "--worker=$(KVROUTER_POD_IP):8100", "--dp-size=2"];
+    check(ports, &expected, ("256Mi", "2048Mi"));
 }
 
 #[test]

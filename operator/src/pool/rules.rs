@@ -10,6 +10,7 @@ use kvrouter_crds::conditions::Reason;
 use kvrouter_crds::config::EventTransport;
 use kvrouter_crds::pool::{Bridge, InferencePoolSpec, NatsSpec, SecretKeyRef, TokenizerSource};
 
+use crate::config::is_broker;
 use crate::verdict::Complaint;
 
 /// Longest name of either kind: names of children are derived from it.
@@ -140,6 +141,9 @@ fn ports(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
         found.push(invalid(field, "spec.targetPorts is empty; name the port that the engines serve on."));
     }
     let events = &spec.kv_events;
+    let ranks = spec.target_ports.len() as u64 * u64::from(spec.dp_size);
+    let of_ranks = |first: u16| u64::from(first)..u64::from(first) + ranks;
+    let (publishers, replays) = (of_ranks(events.port), of_ranks(events.replay_port));
     for (at, port) in spec.target_ports.iter().map(|port| port.number).enumerate() {
         if port == 0 {
             found.push(invalid(field, "0 is no port; correct spec.targetPorts."));
@@ -147,9 +151,9 @@ fn ports(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
         if spec.target_ports[..at].iter().any(|other| other.number == port) {
             found.push(invalid(field, format!("The port {port} is twice in spec.targetPorts; keep one.")));
         }
-        if port == events.port || port == events.replay_port {
+        if publishers.contains(&u64::from(port)) || replays.contains(&u64::from(port)) {
             let message = format!(
-                "{port} is a target port and a port of spec.kvEvents; engines serve requests and events on different ports: correct one."
+                "{port} is a target port and a port of spec.kvEvents, of which every rank has its own; engines serve requests and events on different ports: correct one."
             );
             found.push(invalid("spec.kvEvents", message));
         }
@@ -158,6 +162,24 @@ fn ports(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
         let message =
             "spec.kvEvents.port and replayPort must differ: one publishes, the other answers; correct one.";
         found.push(invalid("spec.kvEvents", message));
+    } else if publishers.start < replays.end && replays.start < publishers.end {
+        let message = format!(
+            "spec.kvEvents.port {} and replayPort {} are too close: {ranks} ranks (targetPorts times dpSize) have one of both each; move one.",
+            events.port, events.replay_port
+        );
+        found.push(invalid("spec.kvEvents", message));
+    }
+    if 1 << 16 < publishers.end.max(replays.end) {
+        let message = format!(
+            "{ranks} ranks (targetPorts times dpSize) have a port and a replayPort of spec.kvEvents each, and the last is beyond 65535; lower them."
+        );
+        found.push(invalid("spec.kvEvents", message));
+    }
+    if !(1..=1024).contains(&spec.dp_size) {
+        found.push(invalid(
+            "spec.dpSize",
+            format!("spec.dpSize is {}; 1 to 1024 are possible.", spec.dp_size),
+        ));
     }
 }
 
@@ -192,16 +214,7 @@ fn events(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
 }
 
 fn broker(nats: &NatsSpec, found: &mut Vec<Complaint>) {
-    let host = nats.url.strip_prefix("nats://").or_else(|| nats.url.strip_prefix("tls://"));
-    let is_address = |host: &str| {
-        let port = host.rsplit_once(':').map(|(_, port)| port);
-        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-        !name.is_empty()
-            && !name.contains(['/', '@', ':'])
-            && !name.contains(char::is_whitespace)
-            && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port != 0))
-    };
-    if !host.is_some_and(is_address) {
+    if !is_broker(&nats.url) {
         let message = format!(
             "spec.kvEvents.nats.url `{}` must be nats://host:port or tls://host:port, with no password in it; correct it.",
             nats.url

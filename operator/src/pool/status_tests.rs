@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvrouter_crds::conditions::{NAMED, REASONS};
+use kvrouter_crds::conditions::{NAMED, reasons};
 use serde_json::{Value, json};
 
 use super::super::observe::RouterSeen;
@@ -37,7 +37,7 @@ fn settled(pool: &InferencePool, observed: &Observed, workloads: &[WorkloadStatu
     let status = pool.status.expect("published");
     for condition in &status.conditions {
         let type_ = ConditionType::of(&condition.type_).expect("a known type");
-        let reasons = REASONS.iter().find(|(known, _)| *known == type_).expect("in the table").1;
+        let reasons = reasons(type_);
         assert!(
             reasons.iter().any(|reason| reason.as_str() == condition.reason),
             "{type_:?} may be {}",

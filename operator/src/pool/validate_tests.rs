@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::sample::{around_pool, engine, flags, named_pool, pool, report, router_pod, worker};
+use crate::sample::{around_pool, engine, flags, merged, named_pool, pool, report, router_pod, worker};
 use crate::verdict;
 
 /// The reasons of all complaints and a part of the first one's message.
@@ -70,6 +70,29 @@ fn a_spec_must_make_sense() {
         json!({"kvEvents": {"replayPort": 5557}}),
         &[("spec.kvEvents", "must differ")],
     );
+    let field = "spec.kvEvents";
+    let ranks = |spec: Value| merged(json!({"dpSize": 4}), spec);
+    check_spec("four ranks", ranks(json!({})), &[]);
+    check_spec(
+        "events of the last rank on it",
+        ranks(json!({"targetPorts": [{"number": 5560}]})),
+        &[(field, "different ports")],
+    );
+    check_spec("behind the last rank", ranks(json!({"targetPorts": [{"number": 5561}]})), &[]);
+    check_spec(
+        "both in one",
+        ranks(json!({"kvEvents": {"replayPort": 5560}})),
+        &[(field, "5557 and replayPort 5560 are too close: 4 ranks")],
+    );
+    check_spec(
+        "the other way round",
+        ranks(json!({"kvEvents": {"replayPort": 5554}})),
+        &[(field, "too close")],
+    );
+    check_spec("side by side", ranks(json!({"kvEvents": {"replayPort": 5561}})), &[]);
+    check_spec("the last port", ranks(json!({"kvEvents": {"port": 65532}})), &[]);
+    check_spec("beyond it", ranks(json!({"kvEvents": {"port": 65533}})), &[(field, "beyond 65535")]);
+    check_spec("no rank", json!({"dpSize": 0}), &[("spec.dpSize", "1 to 1024")]);
     check_spec(
         "a workload twice",
         json!({"workloads": [workload, workload]}),
@@ -98,6 +121,8 @@ fn a_spec_must_make_sense() {
     check_spec("no scheme", nats("n:4222"), &[("spec.kvEvents.nats.url", "nats://host:port")]);
     check_spec("no port is 4222", nats("nats://n"), &[]);
     check_spec("a bad port", nats("tls://n:0"), &[("spec.kvEvents.nats.url", "tls://host:port")]);
+    check_spec("IPv6", nats("nats://[fd00::1]:4222"), &[]);
+    check_spec("IPv6 without brackets", nats("nats://fd00::1"), &[("spec.kvEvents.nats.url", "host:port")]);
 }
 
 #[test]

@@ -14,13 +14,10 @@ use kvrouter_crds::config::{
 use kvrouter_crds::pool::{SecretKeyRef, TokenizerSource};
 
 use super::validate::ValidRouter;
+use crate::parts::{CREDENTIALS_FOLDER, IDENTITY_FOLDER};
 
 /// Where the start settings are mounted.
 pub const SETTINGS_FOLDER: &str = "/etc/kvrouter";
-/// Where the broker's credentials are mounted.
-pub const CREDENTIALS_FOLDER: &str = "/etc/kvrouter-nats";
-/// Where the identity seed is mounted.
-pub const IDENTITY_FOLDER: &str = "/etc/kvrouter-identity";
 /// Where the tokenizer's volume is mounted.
 pub const TOKENIZER_FOLDER: &str = "/var/lib/kvrouter/tokenizer";
 
@@ -110,6 +107,7 @@ fn discovery(router: &ValidRouter) -> Discovery {
         namespace: router.namespace.clone(),
         selector: pool.selector.match_labels.clone(),
         target_ports: pool.target_ports.iter().map(|port| port.number).collect(),
+        dp_size: pool.dp_size,
         roles: pool.roles.iter().map(role).collect(),
         live_settings_config_map: Some(live_settings_name(&router.name)),
     };

@@ -44,6 +44,10 @@ pub async fn reconcile(router: &KvRouter, context: &Context) -> Result<Action, R
         desired = validate::validate(router, &observed, flags).map(|valid| build::build(&valid, flags));
         failure = None;
     }
+    if failure.as_ref().is_some_and(ApplyError::is_namespace_ending) {
+        tracing::debug!(namespace = router.namespace(), name = router.name_any(), "the namespace is ending");
+        return Ok(Action::await_change());
+    }
     let refusal = failure.as_ref().and_then(ApplyError::refusal);
     let told = status::status(
         &Input {

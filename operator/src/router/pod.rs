@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{
     ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, ImageVolumeSource,
     PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
-    ResourceRequirements, SeccompProfile, TopologySpreadConstraint, Volume, VolumeMount,
+    TopologySpreadConstraint, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -13,18 +13,19 @@ use kvrouter_crds::config::{Limits, START_SETTINGS_KEY};
 use kvrouter_crds::pool::TokenizerSource;
 
 use super::build::{child_name, label_selector, pod_labels};
-use super::config::{CREDENTIALS_FOLDER, IDENTITY_FOLDER, SETTINGS_FOLDER, TOKENIZER_FOLDER};
+use super::config::{SETTINGS_FOLDER, TOKENIZER_FOLDER};
 use super::validate::ValidRouter;
 use crate::config::ChildFlags;
-use crate::pool::build::{mount, quantity, secret_volume, security_context, variable};
+use crate::parts::{
+    Access, CREDENTIALS_FOLDER, IDENTITY_FOLDER, Mounts, USER, resources, seccomp_profile, security_context,
+    variable,
+};
 
 /// Annotation of router pods: digest of the start settings. Another one replaces the pods.
 pub const START_ANNOTATION: &str = "kvrouter.dev/start-settings";
 /// Name of the router's container.
 pub const CONTAINER: &str = "router";
 
-/// User and group of our images.
-const USER: i64 = 65532;
 /// Port of requests and probes, and its name.
 const HTTP: (&str, i32) = ("http", 8000);
 /// Port of `/metrics` and `/health/report`, and its name.
@@ -53,7 +54,7 @@ pub fn template(
 fn spec(router: &ValidRouter, flags: &ChildFlags, start_settings_name: &str) -> PodSpec {
     let scheduling = router.spec.scheduling.clone().unwrap_or_default();
     let secrets = &router.spec.image_pull_secrets;
-    let (volumes, mounts) = volumes(router, start_settings_name);
+    let Mounts { volumes, mounts } = mounts(router, start_settings_name);
     PodSpec {
         service_account_name: Some(child_name(&router.name)),
         // Routers watch pods and their live settings.
@@ -66,10 +67,7 @@ fn spec(router: &ValidRouter, flags: &ChildFlags, start_settings_name: &str) -> 
             run_as_user: Some(USER),
             run_as_group: Some(USER),
             fs_group: Some(USER),
-            seccomp_profile: Some(SeccompProfile {
-                type_: "RuntimeDefault".to_owned(),
-                ..Default::default()
-            }),
+            seccomp_profile: Some(seccomp_profile()),
             ..Default::default()
         }),
         image_pull_secrets: (!secrets.is_empty()).then(|| secrets.clone()),
@@ -105,7 +103,8 @@ fn container(router: &ValidRouter, flags: &ChildFlags, mounts: Vec<VolumeMount>)
         command: Some(["kv-router", "serve", "--config", &config].map(str::to_owned).to_vec()),
         env: Some(vec![variable("KVROUTER_LOG_JSON", "true")]),
         ports: Some(vec![port(HTTP), port(METRICS)]),
-        resources: Some(router.spec.resources.clone().unwrap_or_else(resources)),
+        // Half a core, and room for the index of a large fleet.
+        resources: Some(router.spec.resources.clone().unwrap_or_else(|| resources("500m", "512Mi", "2Gi"))),
         security_context: Some(security_context()),
         startup_probe: Some(probe("/readyz", 1, 2, START_SECONDS)),
         readiness_probe: Some(probe("/readyz", 5, 2, 3)),
@@ -134,15 +133,6 @@ fn probe(path: &str, period_seconds: i32, timeout_seconds: i32, failures: i32) -
     }
 }
 
-/// Half a core, and room for the index of a large fleet. No limit of cores:
-/// throttling is latency.
-fn resources() -> ResourceRequirements {
-    let requests = [("cpu", "500m"), ("memory", "512Mi")];
-    let requests = requests.into_iter().map(|(key, value)| (key.to_owned(), quantity(value))).collect();
-    let limits = BTreeMap::from([("memory".to_owned(), quantity("2Gi"))]);
-    ResourceRequirements { requests: Some(requests), limits: Some(limits), ..Default::default() }
-}
-
 /// Over nodes and zones, where possible. Pods of an older template do not count,
 /// so that a rollout does not leave the new ones in one place.
 fn spread(router: &ValidRouter) -> Vec<TopologySpreadConstraint> {
@@ -157,29 +147,21 @@ fn spread(router: &ValidRouter) -> Vec<TopologySpreadConstraint> {
     vec![over("kubernetes.io/hostname"), over("topology.kubernetes.io/zone")]
 }
 
-fn volumes(router: &ValidRouter, start_settings_name: &str) -> (Vec<Volume>, Vec<VolumeMount>) {
+fn mounts(router: &ValidRouter, start_settings_name: &str) -> Mounts {
     let settings = ConfigMapVolumeSource { name: start_settings_name.to_owned(), ..Default::default() };
     let volume = |name: &str| Volume { name: name.to_owned(), ..Default::default() };
-    let mut volumes = vec![
-        Volume { config_map: Some(settings), ..volume("settings") },
-        Volume { empty_dir: Some(EmptyDirVolumeSource::default()), ..volume("tmp") },
-    ];
-    let mut mounts = vec![mount("settings", SETTINGS_FOLDER, true), mount("tmp", "/tmp", false)];
+    let settings = Volume { config_map: Some(settings), ..volume("settings") };
+    let scratch = Volume { empty_dir: Some(EmptyDirVolumeSource::default()), ..volume("tmp") };
     let credentials = router.broker.as_ref().and_then(|broker| broker.credentials.as_ref());
-    let identity = router.pool.identity_seed_secret_ref.as_ref();
-    for (name, secret, folder) in
-        [("nats", credentials, CREDENTIALS_FOLDER), ("identity", identity, IDENTITY_FOLDER)]
-    {
-        if let Some(secret) = secret {
-            volumes.push(secret_volume(name, secret));
-            mounts.push(mount(name, folder, true));
-        }
-    }
+    let mut mounts = Mounts::default();
+    mounts.add(settings, SETTINGS_FOLDER, Access::Read);
+    mounts.add(scratch, "/tmp", Access::Write);
+    mounts.add_secret("nats", credentials, CREDENTIALS_FOLDER);
+    mounts.add_secret("identity", router.pool.identity_seed_secret_ref.as_ref(), IDENTITY_FOLDER);
     if let Some(tokenizer) = router.pool.model.tokenizer.as_ref().and_then(tokenizer) {
-        volumes.push(tokenizer);
-        mounts.push(mount("tokenizer", TOKENIZER_FOLDER, true));
+        mounts.add(tokenizer, TOKENIZER_FOLDER, Access::Read);
     }
-    (volumes, mounts)
+    mounts
 }
 
 /// The tokenizer's volume; none for a folder of the router's own image.

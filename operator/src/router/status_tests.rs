@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvrouter_crds::conditions::{REASONS, Status, find};
+use kvrouter_crds::conditions::{Status, find, reasons};
 use kvrouter_crds::health::HealthReport;
 use serde_json::{Value, json};
 
@@ -99,7 +99,7 @@ impl World {
         let status = router.status.expect("published");
         for condition in &status.conditions {
             let type_ = ConditionType::of(&condition.type_).expect("a known type");
-            let reasons = REASONS.iter().find(|(known, _)| *known == type_).expect("in the table").1;
+            let reasons = reasons(type_);
             assert!(
                 reasons.iter().any(|it| it.as_str() == condition.reason),
                 "{type_:?} may be {}",

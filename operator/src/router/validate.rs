@@ -74,6 +74,15 @@ fn contradictions(spec: &KvRouterSpec, complaints: &mut Vec<Complaint>) {
         let message = "spec.loadWeights needs policy: CachePlusLoad; remove them or change the policy.";
         complaints.push(invalid("spec.loadWeights", message));
     }
+    if 0.0 < spec.overload.cold_reserve && spec.overload.max_queued_tokens.is_none() {
+        let message = "spec.overload.coldReserve is a share of overload.maxQueuedTokens, which is not set; set both or neither.";
+        complaints.push(invalid("spec.overload", message));
+    }
+    let tiers = spec.tier_credits;
+    if tiers.host < tiers.disk || tiers.device < tiers.host {
+        let message = "spec.tierCredits: a slower tier cannot be worth more than a faster one; order them disk, host, device.";
+        complaints.push(invalid("spec.tierCredits", message));
+    }
     for (at, shadow) in spec.shadow_policies.iter().enumerate() {
         if *shadow == spec.policy {
             let message =

@@ -44,6 +44,10 @@ fn a_router_needs_a_pool_that_it_can_serve() {
     check("a shadow of itself", shadow, good(), Some((Reason::InvalidSpec, "the real policy")));
     let twice = json!({"shadowPolicies": ["LMetric", "LMetric"]});
     check("a shadow twice", twice, good(), Some((Reason::InvalidSpec, "twice")));
+    let reserve = json!({"overload": {"coldReserve": 0.1}});
+    check("a share of nothing", reserve, good(), Some((Reason::InvalidSpec, "set both or neither")));
+    let tiers = json!({"tierCredits": {"host": 0.5, "disk": 0.6}});
+    check("a disk above the host", tiers, good(), Some((Reason::InvalidSpec, "spec.tierCredits")));
     let affinity = json!({"scheduling": {"affinity": {"nodeAffinity": "here"}}});
     check("no affinity", affinity, good(), Some((Reason::InvalidSpec, "spec.scheduling.affinity")));
     let spread = json!({"scheduling": {"topologySpreadConstraints": [{"maxSkew": "one"}]}});

@@ -117,7 +117,10 @@ fn check_discovery(file: &RouterConfig) -> Checked {
         (DiscoveryBackend::Kubernetes, Some(_)) if !discovery.workers.is_empty() => {
             complain("discovery.workers", "are listed, but discovery.backend is Kubernetes; remove them")
         }
-        (DiscoveryBackend::Kubernetes, Some(kubernetes)) => check_kubernetes(kubernetes),
+        (DiscoveryBackend::Kubernetes, Some(kubernetes)) => {
+            check_kubernetes(kubernetes)?;
+            check_last_rank(kubernetes, &file.kv_events)
+        }
     }
 }
 
@@ -146,6 +149,9 @@ fn check_kubernetes(kubernetes: &file::KubernetesDiscovery) -> Checked {
             return complain(field, format!("names {port} a second time; list each port once"));
         }
     }
+    if !(1..=MAX_DP_SIZE).contains(&kubernetes.dp_size) {
+        return complain(field("dpSize"), format!("must be 1 to {MAX_DP_SIZE}"));
+    }
     for (position, role) in kubernetes.roles.iter().enumerate() {
         let field = |name: &str| field(&format!("roles[{position}].{name}"));
         if kubernetes.roles[..position].iter().any(|other| other.name == role.name) {
@@ -163,6 +169,20 @@ fn check_kubernetes(kubernetes: &file::KubernetesDiscovery) -> Checked {
         ),
         _ => Ok(()),
     }
+}
+
+/// Every rank of every target port has event ports of its own.
+fn check_last_rank(kubernetes: &file::KubernetesDiscovery, events: &file::KvEvents) -> Checked {
+    let ranks = kubernetes.target_ports.len() as u64 * u64::from(kubernetes.dp_size);
+    let is_beyond = |port: u16| u64::from(port) + ranks > 1 << 16;
+    if events.transport == EventTransport::ZMQ && (is_beyond(events.port) || is_beyond(events.replay_port)) {
+        let message = format!(
+            "makes {ranks} ranks per pod, and the last one's event ports are beyond 65535; lower it, kvEvents.port or \
+             kvEvents.replayPort"
+        );
+        return complain("discovery.kubernetes.dpSize", message);
+    }
+    Ok(())
 }
 
 /// A selector without labels would select every pod of the namespace.
@@ -267,8 +287,9 @@ fn check_events(events: &file::KvEvents) -> Checked {
     }
 }
 
-/// Checks live settings; `policy` is the one in force where they name none.
-pub(super) fn check_live(live: &LiveSettings, policy: PolicyKind) -> Checked {
+/// Checks live settings of a router with the start settings `file`; `policy` is
+/// the one in force where they name none.
+pub(super) fn check_live(live: &LiveSettings, file: &RouterConfig, policy: PolicyKind) -> Checked {
     check_version(live.schema_version)?;
     let kind = live.policy.map_or(policy, kind_of);
     check_policy(kind, &live.overlap_weights.unwrap_or_default(), live.load_weights.as_ref())?;
@@ -277,6 +298,9 @@ pub(super) fn check_live(live: &LiveSettings, policy: PolicyKind) -> Checked {
     check_image_weight(live.image_weight.unwrap_or(0.0))?;
     check_tiers(&live.tier_credits.unwrap_or_default())?;
     check_sessions(&live.session_affinity.unwrap_or_default())?;
+    if !live.foreign_selectors.is_empty() && file.discovery.backend == DiscoveryBackend::Static {
+        return complain("foreignSelectors", "are about pods, and discovery.backend is Static; remove them");
+    }
     for (position, selector) in live.foreign_selectors.iter().enumerate() {
         check_selector(&format!("foreignSelectors[{position}]"), selector)?;
     }

@@ -1,7 +1,8 @@
-//! `kv-router bridge`: beside one engine, its events to deltas on NATS.
+//! `kv-router bridge`: beside the engines of one pod, their events to deltas on
+//! NATS.
 //!
-//! The bridge never endangers its engine: it has no readiness, its liveness
-//! depends on neither the broker nor the engine, and its memory is bounded.
+//! The bridge never endangers its engines: it has no readiness, its liveness
+//! depends on neither the broker nor the engines, and its memory is bounded.
 //! While the broker is away nothing is queued; what routers miss they notice by
 //! the numbers and fetch as a snapshot, from the same task that reads the
 //! engine, so a snapshot and its number always belong together.
@@ -23,6 +24,7 @@ use tokio::net::TcpListener;
 use super::engine::{Remembered, Sink, Stream, Told, View};
 use super::nats;
 use super::subjects::{Subjects, uid_of};
+use super::zmtp::Endpoint;
 use crate::clock::Clock;
 use crate::config::{BridgeFlags, ConfigError, is_dns_label, is_subject_prefix, read_secret};
 
@@ -31,9 +33,22 @@ use crate::config::{BridgeFlags, ConfigError, is_dns_label, is_subject_prefix, r
 pub struct Settings {
     flags: BridgeFlags,
     size: BlockSize,
-    uid: String,
+    streams: Vec<Source>,
     identity: Identity,
     domain: Domain,
+}
+
+/// Where one rank's events are, and what they are called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Source {
+    /// What stands for the worker in subjects.
+    uid: String,
+    /// The rank, within its worker.
+    rank: u32,
+    /// The rank among all of the bridge: names what is remembered of it.
+    number: u32,
+    publisher: Endpoint,
+    replay: Option<Endpoint>,
 }
 
 /// Why a bridge's settings cannot be used.
@@ -59,15 +74,28 @@ impl Settings {
         let Some(size) = BlockSize::new(flags.block_size) else {
             return wrong("--block-size", "must be at least 1");
         };
-        if !(1..=1024).contains(&flags.dp_size) {
+        if !(1..=MAX_DP_SIZE).contains(&flags.dp_size) {
             return wrong("--dp-size", "must be 1 to 1024");
+        }
+        if !(1..=MAX_WORKERS).contains(&flags.workers.len()) {
+            return wrong("--worker", "must be given once to eight times");
         }
         if flags.nats_url.parse::<async_nats::ServerAddr>().is_err() {
             return wrong("--nats-url", "is no NATS address; write nats://host:port");
         }
-        if flags.worker.rsplit_once(':').and_then(|(_, port)| port.parse::<NonZeroU16>().ok()).is_none() {
+        let Some(workers) = flags.workers.iter().map(|worker| worker_id(worker)).collect::<Option<Vec<_>>>()
+        else {
             return wrong("--worker", "must be host:port, as the routers know the worker");
+        };
+        if workers.iter().enumerate().any(|(at, worker)| workers[..at].contains(worker)) {
+            return wrong("--worker", "names a worker a second time; name each once");
         }
+        let Some(streams) = sources(flags, &workers) else {
+            return wrong(
+                "--dp-size",
+                "puts the ports of the last rank beyond 65535; lower it, --kv-events or --kv-replay",
+            );
+        };
         let seed = flags.identity_seed_file.as_deref().map(read_secret).transpose()?.unwrap_or_default();
         let identity = Identity::new(IdentitySeed::new(seed.as_bytes()));
         for (flag, label) in [("--namespace", &flags.namespace), ("--pool", &flags.pool)] {
@@ -80,13 +108,41 @@ impl Settings {
         }
         Ok(Self {
             size,
-            // Routers spell hosts in lower case.
-            uid: uid_of(&WorkerId::new(flags.worker.to_ascii_lowercase())),
+            streams,
             domain: Domain::new(&flags.model, &flags.revision, size, &identity),
             identity,
             flags: flags.clone(),
         })
     }
+}
+
+/// Most ranks of a worker: the widest expert parallelism in use is 320.
+const MAX_DP_SIZE: u32 = 1024;
+/// Most workers of a pod: as many as a pool has target ports.
+const MAX_WORKERS: usize = 8;
+
+/// A worker as routers spell it: in lower case, and IPv6 in brackets, which the
+/// address of a pod does not have. `None` for what is no `host:port`.
+fn worker_id(text: &str) -> Option<WorkerId> {
+    let (host, port) = text.rsplit_once(':')?;
+    port.parse::<NonZeroU16>().ok()?;
+    let host = host.to_ascii_lowercase();
+    let bare = host.contains(':') && !host.starts_with('[');
+    (!host.is_empty())
+        .then(|| WorkerId::new(if bare { format!("[{host}]:{port}") } else { format!("{host}:{port}") }))
+}
+
+/// Every rank of every worker; `None` if one has a port beyond the last.
+fn sources(flags: &BridgeFlags, workers: &[WorkerId]) -> Option<Vec<Source>> {
+    let ranks = workers.iter().flat_map(|worker| (0..flags.dp_size).map(move |rank| (uid_of(worker), rank)));
+    let source = |(number, (uid, rank)): (u32, (String, u32))| {
+        let replay = match &flags.kv_replay {
+            Some(replay) => Some(replay.offset(number)?),
+            None => None,
+        };
+        Some(Source { uid, rank, number, publisher: flags.kv_events.offset(number)?, replay })
+    };
+    (0u32..).zip(ranks).map(source).collect()
 }
 
 /// What the ranks of one bridge share.
@@ -102,7 +158,7 @@ struct Shared {
 /// One rank's stream on its way to NATS.
 struct Publish {
     shared: Arc<Shared>,
-    rank: u32,
+    source: Source,
     requests: async_nats::Subscriber,
     /// Where the snapshot that is wanted goes.
     wanted: Option<async_nats::Subject>,
@@ -122,13 +178,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let messages = IntCounterVec::new(options, &["result"])?;
     registry.register(Box::new(messages.clone()))?;
     tracing::info!(
-        target: "kv_router::bridge", worker = %flags.worker, uid = %settings.uid, ranks = flags.dp_size,
+        target: "kv_router::bridge", workers = %flags.workers.join(","), ranks = flags.dp_size,
         events = %flags.kv_events, nats = %flags.nats_url, metrics = %listener.local_addr()?, "bridging"
     );
     let subjects = Subjects::new(&flags.subject_prefix, &flags.namespace, &flags.pool);
     let shared = Arc::new(Shared { client, subjects, settings, clock: Clock::start(), messages, registry });
-    for rank in 0..shared.settings.flags.dp_size {
-        let publish = Publish::new(Arc::clone(&shared), rank).await?;
+    for source in shared.settings.streams.clone() {
+        let publish = Publish::new(Arc::clone(&shared), source).await?;
         tokio::spawn(publish.run());
     }
     let router = axum::Router::new()
@@ -148,22 +204,17 @@ async fn metrics(registry: Registry) -> ([(http::HeaderName, &'static str); 1], 
 }
 
 impl Publish {
-    async fn new(shared: Arc<Shared>, rank: u32) -> anyhow::Result<Self> {
-        let subject = shared.subjects.snapshot(&shared.settings.uid, rank);
+    async fn new(shared: Arc<Shared>, source: Source) -> anyhow::Result<Self> {
+        let subject = shared.subjects.snapshot(&source.uid, source.rank);
         let requests = shared.client.subscribe(subject).await.context("failed to offer snapshots")?;
         let folder = shared.settings.flags.state_dir.as_deref();
-        let state = folder.map(|folder| folder.join(format!("rank-{rank}.json")));
+        let state = folder.map(|folder| folder.join(format!("rank-{}.json", source.number)));
         let remembered = state.as_deref().and_then(recall);
-        Ok(Self { shared, rank, requests, wanted: None, state, remembered })
+        Ok(Self { shared, source, requests, wanted: None, state, remembered })
     }
 
     async fn run(mut self) {
-        let flags = &self.shared.settings.flags;
-        let Some(publisher) = flags.kv_events.offset(self.rank) else {
-            tracing::error!(target: "kv_router::bridge", rank = self.rank, "event port of this rank is beyond 65535");
-            return;
-        };
-        let replay = flags.kv_replay.as_ref().and_then(|replay| replay.offset(self.rank));
+        let Source { publisher, replay, .. } = self.source.clone();
         let (identity, size) = (self.shared.settings.identity.clone(), self.shared.settings.size);
         Stream::new(publisher, replay, identity, size, self.remembered).run(&mut self).await;
     }
@@ -195,7 +246,7 @@ impl Publish {
             // Routers will miss the number and fetch a snapshot, in pages.
             "too_large"
         } else {
-            let subject = self.shared.subjects.events(&settings.uid, self.rank);
+            let subject = self.shared.subjects.events(&self.source.uid, self.source.rank);
             match client.publish(subject, payload.into()).await {
                 Ok(()) => "published",
                 Err(_) => "refused",
@@ -289,4 +340,77 @@ fn store(path: &Path, remembered: Remembered) -> std::io::Result<()> {
     let beside = path.with_extension("new");
     std::fs::write(&beside, serde_json::to_vec(&remembered)?)?;
     std::fs::rename(beside, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::config::{Cli, Command};
+
+    fn settings(more: &str) -> Result<Settings, SettingsError> {
+        let usual = "kv-router bridge --nats-url nats://a --model m";
+        let arguments = usual.split(' ').chain(more.split(' '));
+        let Command::Bridge(flags) = Cli::try_parse_from(arguments).expect("flags").command else {
+            panic!("another command")
+        };
+        Settings::of(&flags)
+    }
+
+    /// `worker rank number publisher replay`, one for each rank.
+    #[track_caller]
+    fn check(why: &str, flags: &str, expected: &[&str]) {
+        let row = |source: &Source| {
+            let target = crate::feed::subjects::target_of(&source.uid, source.rank).expect("a worker");
+            let replay = source.replay.as_ref().map_or_else(|| "-".to_owned(), Endpoint::to_string);
+            format!("{target} {} {} {replay}", source.number, source.publisher)
+        };
+        let found: Vec<String> = settings(flags).expect(why).streams.iter().map(row).collect();
+        assert_eq!(found, expected, "{why}");
+    }
+
+    #[test]
+    fn every_rank_of_every_worker_has_its_sockets() {
+        check("one", "--worker 10.0.0.1:8000", &["10.0.0.1:8000#0 0 tcp://127.0.0.1:5557 -"]);
+        check(
+            "two ranks of two ports",
+            "--worker A:8000 --worker a:8001 --dp-size 2 --kv-replay tcp://127.0.0.1:5657",
+            &[
+                "a:8000#0 0 tcp://127.0.0.1:5557 tcp://127.0.0.1:5657",
+                "a:8000#1 1 tcp://127.0.0.1:5558 tcp://127.0.0.1:5658",
+                "a:8001#0 2 tcp://127.0.0.1:5559 tcp://127.0.0.1:5659",
+                "a:8001#1 3 tcp://127.0.0.1:5560 tcp://127.0.0.1:5660",
+            ],
+        );
+        check(
+            "a pod's IPv6 address",
+            "--worker FD00::1:8000",
+            &["[fd00::1]:8000#0 0 tcp://127.0.0.1:5557 -"],
+        );
+        check("in brackets", "--worker [fd00::1]:8000", &["[fd00::1]:8000#0 0 tcp://127.0.0.1:5557 -"]);
+    }
+
+    #[test]
+    fn flags_that_make_no_sense_are_named() {
+        for (flags, expected) in [
+            ("--worker a", "--worker: must be host:port"),
+            ("--worker :80", "--worker: must be host:port"),
+            ("--worker a:1 --worker A:1", "--worker: names a worker a second time"),
+            ("--worker a:1,a:2,a:3,a:4,a:5,a:6,a:7,a:8,a:9", "--worker: must be given once to eight times"),
+            ("--worker a:1 --dp-size 1025", "--dp-size: must be 1 to 1024"),
+            ("--worker a:1 --dp-size 0", "--dp-size: must be 1 to 1024"),
+            (
+                "--worker a:1 --dp-size 2 --kv-events tcp://a:65535",
+                "--dp-size: puts the ports of the last rank",
+            ),
+            (
+                "--worker a:1 --dp-size 2 --kv-replay tcp://a:65535",
+                "--dp-size: puts the ports of the last rank",
+            ),
+        ] {
+            let error = settings(flags).expect_err(flags).to_string();
+            assert!(error.starts_with(expected), "{flags}: {error}");
+        }
+    }
 }

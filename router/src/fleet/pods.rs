@@ -123,7 +123,8 @@ fn place(pod: &PodFacts, rules: &Rules<'_>) -> Place {
     Place { role, exclusion }
 }
 
-/// One worker per target port. Sockets of the n-th are at the pool's ports + n.
+/// One worker per target port. Ranks of a pod count on from port to port, and
+/// so do their sockets.
 fn workers<'a>(
     address: &'a str,
     pod: &'a PodFacts,
@@ -131,13 +132,14 @@ fn workers<'a>(
     rules: &'a Rules<'a>,
 ) -> impl Iterator<Item = Member> + 'a {
     let with_sockets = rules.events.transport == EventTransport::ZMQ;
-    rules.discovery.target_ports.iter().zip(0u16..).map(move |(port, offset)| Member {
+    let dp_size = rules.discovery.dp_size;
+    rules.discovery.target_ports.iter().zip(0u32..).map(move |(port, nth)| Member {
         id: WorkerId::new(format!("{address}:{port}")),
         pod: Some(pod.pod.clone()),
         place,
         engine: rules.engine,
-        dp_size: 1,
-        events: with_sockets.then(|| EventSockets::at(address, offset, rules.events)).flatten(),
+        dp_size,
+        events: with_sockets.then(|| EventSockets::at(address, nth * dp_size, rules.events)).flatten(),
     })
 }
 
@@ -265,7 +267,7 @@ discovery:
         let mut config = config("kvEvents: {transport: ZMQ}");
         config.discovery.kubernetes.as_mut().expect("pods").target_ports = vec![8000, 8001];
         let rules = Rules::of(&config, &[]).expect("pods");
-        let members = members(&[pod("a", &json!({}))], &rules);
+        let members = self::members(&[pod("a", &json!({}))], &rules);
         let sockets = |member: &Member| {
             let events = member.events.as_ref().expect("ZMQ");
             let replay = events.replay.as_ref().expect("a replay socket");
@@ -276,6 +278,14 @@ discovery:
             "10.0.0.1:8001 tcp://10.0.0.1:5558 tcp://10.0.0.1:5658",
         ];
         assert_eq!(members.iter().map(sockets).collect::<Vec<_>>(), expected);
+        config.discovery.kubernetes.as_mut().expect("pods").dp_size = 4;
+        let members = self::members(&[pod("a", &json!({}))], &Rules::of(&config, &[]).expect("pods"));
+        let expected = [
+            "10.0.0.1:8000 tcp://10.0.0.1:5557 tcp://10.0.0.1:5657",
+            "10.0.0.1:8001 tcp://10.0.0.1:5561 tcp://10.0.0.1:5661",
+        ];
+        assert_eq!(members.iter().map(sockets).collect::<Vec<_>>(), expected, "after four ranks");
+        assert!(members.iter().all(|member| member.dp_size == 4));
     }
 
     /// A node that died leaves pods behind whose addresses are given away again.

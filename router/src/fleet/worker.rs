@@ -343,8 +343,8 @@ impl EventSockets {
     }
 
     /// The pool's ports on `host`, counted on by `offset`; `None` beyond 65535.
-    pub(super) fn at(host: &str, offset: u16, events: &KvEvents) -> Option<Self> {
-        let at = |port: u16| format!("tcp://{host}:{}", port.checked_add(offset)?).parse().ok();
+    pub(super) fn at(host: &str, offset: u32, events: &KvEvents) -> Option<Self> {
+        let at = |port: u16| format!("tcp://{host}:{port}").parse::<Endpoint>().ok()?.offset(offset);
         Some(Self { publisher: at(events.port)?, replay: at(events.replay_port) })
     }
 }
