@@ -132,7 +132,7 @@ pub struct TokenizerSource {
     /// A folder of the router's own image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self.startsWith('/')").message("must be an absolute path of the router's image: begin it with /"))]
-    #[schemars(length(min = 1, max = 512))]
+    #[schemars(length(max = 512))]
     pub path: Option<String>,
 }
 

@@ -265,3 +265,39 @@ async fn every_condition_is_there_at_once() {
     );
     assert_eq!(name_of(&router), "chat");
 }
+
+/// Nothing removes the contents of a namespace here, so it stays as it is
+/// between its deletion and its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_is_going_away_is_left_alone() {
+    let world = World::new("ending").await;
+    let operator = world.operator(&[]);
+    settled(&world).await;
+    world.plane.kubectl_ok(&["delete", "namespace", "ending", "--wait=false"], None);
+    let before = world.writes().len();
+    world.delete("Service", "chat-router").await;
+    let tried = |wanted: &'static str| {
+        let world = &world;
+        async move {
+            let is_tried = async || {
+                let writes = world.writes().split_off(before);
+                if writes.iter().any(|it| it.starts_with(wanted)) { Ok(()) } else { Err(json!(writes)) }
+            };
+            world.until(wanted, is_tried).await;
+        }
+    };
+    tried("patch services/chat-router").await;
+    assert!(world.get("Service", "chat-router").await.is_none(), "nothing can be made there any more");
+    // A status can still be written, the event about it cannot.
+    world.delete("InferencePool", "qwen").await;
+    world.condition("KvRouter", "chat", "ResolvedRefs", "False", "PoolNotFound").await;
+    tried("create events/").await;
+    world.settles().await;
+    world.stays_quiet("nothing is tried again").await;
+    let logs = operator.logs();
+    // The tests' own certificate is not checked.
+    let is_trouble = |line: &&str| {
+        (line.contains("WARN") || line.contains("ERROR")) && !line.contains("Server cert bypassed")
+    };
+    assert_eq!(logs.lines().find(is_trouble), None, "{logs}");
+}

@@ -10,6 +10,7 @@
 
 mod children;
 mod control_plane;
+mod documented;
 mod leader;
 mod observed;
 mod schema;

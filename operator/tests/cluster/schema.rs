@@ -5,7 +5,8 @@
 
 use crate::control_plane::ControlPlane;
 
-const POOL: &str = "\
+/// The smallest pool.
+pub(crate) const POOL: &str = "\
 apiVersion: kvrouter.dev/v1alpha1
 kind: InferencePool
 metadata: {name: qwen}
@@ -14,7 +15,8 @@ spec:
   selector: {matchLabels: {app: qwen}}
   targetPorts: [{number: 8000}]
 ";
-const ROUTER: &str = "\
+/// The smallest router.
+pub(crate) const ROUTER: &str = "\
 apiVersion: kvrouter.dev/v1alpha1
 kind: KvRouter
 metadata: {name: qwen}
@@ -23,7 +25,7 @@ spec:
 ";
 
 /// Applies `manifest` as people do; the message, if it is refused.
-fn apply(manifest: &str) -> Result<String, String> {
+pub(crate) fn apply(manifest: &str) -> Result<String, String> {
     let plane = ControlPlane::shared();
     let (success, said) = plane.kubectl(&["apply", "--dry-run=server", "-f", "-"], Some(manifest));
     if success { Ok(said) } else { Err(said) }
@@ -41,7 +43,7 @@ fn refused(why: &str, manifest: &str, field: &str, hint: &str) {
 }
 
 /// `base` with more lines of its spec.
-fn with(base: &str, lines: &str) -> String {
+pub(crate) fn with(base: &str, lines: &str) -> String {
     lines.lines().fold(base.to_owned(), |text, line| format!("{text}  {line}\n"))
 }
 
@@ -126,8 +128,16 @@ fn contradictions_of_a_pool_are_refused_with_field_and_hint() {
         "a broker of another kind",
         "kvEvents: {nats: {url: 'http://a'}}",
         "spec.kvEvents.nats.url",
-        "nats|tls",
+        "must be nats://host:port or tls://host:port",
     );
+    for url in ["nats://a:port", "nats://a:b:4222", "tls://", "nats://a/b", ""] {
+        let nats = format!("kvEvents: {{nats: {{url: '{url}'}}}}");
+        pool(url, &nats, "spec.kvEvents.nats.url", "must be nats://host:port or tls://host:port");
+    }
+    for url in ["nats://nats.messaging.svc:4222", "tls://nats", "nats://[fd00::1]:4222"] {
+        let nats = format!("kvEvents: {{nats: {{url: '{url}'}}}}");
+        apply(&with(POOL, &nats)).expect(url);
+    }
     let workloads = "workloads: [{kind: Deployment, name: a}, {kind: Deployment, name: a}]";
     pool("a workload twice", workloads, "spec.workloads", "named twice");
     pool(

@@ -22,6 +22,9 @@ pub(crate) const SOON: Duration = Duration::from_secs(30);
 /// How long nothing must happen.
 pub(crate) const QUIET: Duration = Duration::from_secs(4);
 
+/// Flag of an operator that was installed with a broker.
+pub(crate) const BROKER: &str = "--nats-url=nats://nats.kvrouter-system:4222";
+
 /// A namespace of a control plane.
 pub(crate) struct World {
     pub(crate) plane: &'static ControlPlane,
@@ -48,6 +51,7 @@ pub(crate) fn resource(kind: &str) -> ApiResource {
         "PodDisruptionBudget" => ("policy", "v1", "poddisruptionbudgets"),
         "RoleBinding" => ("rbac.authorization.k8s.io", "v1", "rolebindings"),
         "Event" => ("events.k8s.io", "v1", "events"),
+        "CoreEvent" => ("", "v1", "events"),
         "Lease" => ("coordination.k8s.io", "v1", "leases"),
         "Namespace" => ("", "v1", "namespaces"),
         "Pod" => ("", "v1", "pods"),
@@ -56,6 +60,7 @@ pub(crate) fn resource(kind: &str) -> ApiResource {
         "ConfigMap" => ("", "v1", "configmaps"),
         other => panic!("tests do not know {other}"),
     };
+    let kind = kind.trim_start_matches("Core");
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
 }
 
@@ -76,10 +81,16 @@ impl World {
 
     /// An operator of this namespace alone, which decides at once.
     pub(crate) fn operator(&self, flags: &[&str]) -> Operator {
-        let namespace = format!("--watch-namespaces={}", self.namespace);
+        self.operator_of(&self.namespace, &[&[BROKER], flags].concat())
+    }
+
+    /// The same of several namespaces, with a broker only if a flag names one.
+    pub(crate) fn operator_of(&self, namespaces: &str, flags: &[&str]) -> Operator {
+        let namespaces = format!("--watch-namespaces={namespaces}");
         let port = format!("--report-port={}", self.report_port);
-        let usual = [&namespace, &port, "--leader-elect=false", "--hysteresis-seconds=0", "--poll-seconds=1"];
-        Operator::start(self.plane, &[&usual[..], flags].concat())
+        let usual =
+            [&namespaces, &port, "--leader-elect=false", "--hysteresis-seconds=0", "--poll-seconds=1"];
+        Operator::start_as("operator", self.plane, &[&usual[..], flags].concat())
     }
 
     pub(crate) fn api(&self, kind: &str) -> Api<DynamicObject> {
@@ -268,7 +279,7 @@ fn object(kind: &str, name: &str, fields: Value) -> DynamicObject {
     let resource = resource(kind);
     let mut object = fields;
     object["apiVersion"] = resource.api_version.into();
-    object["kind"] = kind.into();
+    object["kind"] = resource.kind.into();
     object["metadata"]["name"] = name.into();
     serde_json::from_value(object).expect("an object")
 }
@@ -276,7 +287,7 @@ fn object(kind: &str, name: &str, fields: Value) -> DynamicObject {
 impl Operator {
     /// With the rights of a cluster-wide installation.
     pub(crate) fn start(plane: &ControlPlane, flags: &[&str]) -> Self {
-        Self::start_as("operator", plane, flags)
+        Self::start_as("operator", plane, &[&[BROKER], flags].concat())
     }
 
     pub(crate) fn start_as(user: &str, plane: &ControlPlane, flags: &[&str]) -> Self {
@@ -286,7 +297,7 @@ impl Operator {
         let child = Command::new(env!("CARGO_BIN_EXE_kv-router-operator"))
             .arg("run")
             .arg(format!("--listen=127.0.0.1:{port}"))
-            .args(["--nats-url=nats://nats.kvrouter-system:4222", "--router-image=kv-router:test"])
+            .arg("--router-image=kv-router:test")
             .args(flags)
             .env("KUBECONFIG", plane.kubeconfig(user))
             .env("HOSTNAME", format!("operator-{port}"))
@@ -410,6 +421,22 @@ pub(crate) fn next_ip() -> IpAddr {
     let [_, _, high, low] = number.to_be_bytes();
     let process = u8::try_from(std::process::id() % 200).expect("below 200");
     IpAddr::from([127, 20 + process, high, low.max(1)])
+}
+
+/// `base` with the fields of `change`; null removes one.
+pub(crate) fn merged(mut base: Value, change: Value) -> Value {
+    match (&mut base, change) {
+        (Value::Object(fields), Value::Object(changes)) => {
+            for (key, change) in changes {
+                let field = fields.remove(&key).unwrap_or_else(|| json!({}));
+                if !change.is_null() {
+                    fields.insert(key, if field.is_object() { merged(field, change) } else { change });
+                }
+            }
+            base
+        }
+        (_, change) => change,
+    }
 }
 
 /// A pool that engines of `app` form.
