@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // A test reports by failing.
 
 mod api_server;
+mod contract;
 mod events;
 mod explorer;
 mod failures;
