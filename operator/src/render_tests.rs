@@ -179,9 +179,13 @@ fn a_folder_is_its_manifests_in_the_order_of_their_names() {
     let (pool, rest) = whole.split_once("---\n").expect("a pool");
     let (router, _) = rest.split_once("---\n").expect("a router");
     let router_json = serde_json::to_string(&yaml::documents(router).expect("YAML")[0]).expect("JSON");
+    // What is not ours is told in the order in which it is read.
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: models}\n";
     let given = folder(&[
+        ("c.yaml", namespace),
         ("b.json", &router_json),
         ("a.yml", pool),
+        ("0.yaml", namespace),
         ("notes.md", "not: [YAML"),
         ("Makefile", "all:\n\ttrue"),
         ("old.yaml/", ""),
@@ -189,7 +193,7 @@ fn a_folder_is_its_manifests_in_the_order_of_their_names() {
     let render = |files: Vec<PathBuf>| render(&RenderFlags { files, ..flags() });
     let at = |name: &str| given.path().join(name);
     let found = render(vec![given.path().to_owned()]).expect("in order");
-    assert_eq!(found, render(vec![at("a.yml"), at("b.json")]).expect("in order"), "the same as its files");
+    assert_eq!(found, render(["0.yaml", "a.yml", "b.json", "c.yaml"].map(at).to_vec()).expect("in order"));
     let name = at("a.yml").display().to_string();
     assert!(found.contains(&format!("# {name}: document 1 (InferencePool qwen) in namespace")), "{found}");
     // A file that is named is read, whatever its ending.
