@@ -8,9 +8,8 @@
 use std::path::{Path, PathBuf};
 
 use kvrouter_operator::config::{ChildFlags, RenderFlags};
-use kvrouter_operator::{render, schema};
+use kvrouter_operator::{render, schema, yaml};
 use kvrouter_router::config::{ServeConfig, ServeFlags};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Fields that say how pods run; no part of them enters a router's settings.
@@ -33,8 +32,7 @@ fn objects(folder: &Path) -> Vec<(String, Value)> {
             found.extend(objects(&path));
         } else if path.extension().is_some_and(|extension| extension == "yaml") {
             let text = std::fs::read_to_string(&path).unwrap();
-            let documents =
-                serde_yaml::Deserializer::from_str(&text).map(|it| Value::deserialize(it).unwrap());
+            let documents = yaml::documents(&text).unwrap().into_iter();
             let ours =
                 documents.filter(|it| it["apiVersion"].as_str().is_some_and(|it| it.starts_with("kvrouter")));
             found.extend(ours.map(|it| (path.display().to_string(), it)));
@@ -66,8 +64,7 @@ fn router(pool: &str) -> Value {
 
 /// What `kv-router-operator render` prints of a file with these objects.
 fn rendered(objects: &[Value]) -> Result<String, Vec<String>> {
-    let text: String =
-        objects.iter().map(|it| format!("---\n{}", serde_yaml::to_string(it).unwrap())).collect();
+    let text: String = objects.iter().map(|it| format!("---\n{}", yaml::text(it))).collect();
     let children = ChildFlags {
         router_image: "kv-router:test".to_owned(),
         bridge_image: None,
@@ -83,7 +80,7 @@ fn rendered(objects: &[Value]) -> Result<String, Vec<String>> {
 fn load(text: &str) -> Result<usize, String> {
     let folder = tempfile::tempdir().unwrap();
     let texts = |key: &str| {
-        let documents = serde_yaml::Deserializer::from_str(text).map(|it| Value::deserialize(it).unwrap());
+        let documents = yaml::documents(text).unwrap().into_iter();
         documents.filter_map(|it| it["data"][key].as_str().map(str::to_owned)).collect::<Vec<_>>()
     };
     let (starts, lives) = (texts("config.yaml"), texts("live.yaml"));
