@@ -39,14 +39,15 @@ def serve(steps, ns, engines_=None, pool_=None, router_=None):
     return service_url("front", ns)
 
 
-def wait_ready_workers(ns, count, timeout=60):
-    """Waits until every router of `front` may pick `count` workers, all of them with credit."""
+def wait_ready_workers(ns, count, timeout=60, ranks=1):
+    """Waits until every router of `front` may pick `count` workers, all of their ranks with credit."""
 
     def probe():
         pods = [pod for pod in router_pods("front", ns) if ready(pod)]
         for pod in pods:
             workers = [worker for worker in report(pod)["workers"] if worker["ready"]]
-            if len(workers) != count or not all(target["credited"] for worker in workers for target in worker["targets"]):
+            targets = [target for worker in workers for target in worker["targets"]]
+            if len(workers) != count or len(targets) != count * ranks or not all(target["credited"] for target in targets):
                 raise Failed(f"{pod['metadata']['name']} sees {workers}")
         return pods
 
@@ -212,7 +213,8 @@ def upgrade_operator(steps):
 
 def e_live_edit_and_rollout(steps, ns):
     """(e) weights change live; a new image rolls without a truncated stream under load"""
-    url = serve(steps, ns, router_=router("front", "qwen", replicas=2))
+    url = serve(steps, ns, [engines("qwen", ranks=2)], pool("qwen", dpSize=2), router("front", "qwen", replicas=2))
+    wait_ready_workers(ns, 2, ranks=2)
     before = {pod["metadata"]["uid"] for pod in router_pods("front", ns)}
     with steps.step("a weight edit reaches every router in under 3 s, without a restart") as notes:
         edited = time.monotonic()
@@ -257,9 +259,10 @@ def weights(ns):
 
 def f_nats_killed(steps, ns):
     """(f) the broker is killed and comes back: requests go on, conditions say so and recover"""
-    spec = {"workloads": [{"kind": "Deployment", "name": "qwen"}], "kvEvents": {"bridge": "Inject"}}
-    url = serve(steps, ns, pool_=pool("qwen", transport="NATS", **spec))
-    wait_ready_workers(ns, 2)
+    spec = {"workloads": [{"kind": "Deployment", "name": "qwen"}], "kvEvents": {"bridge": "Inject"}, "dpSize": 2}
+    url = serve(steps, ns, [engines("qwen", ranks=2)], pool("qwen", transport="NATS", **spec))
+    with steps.step("both ranks of both engines are heard"):
+        wait_ready_workers(ns, 2, ranks=2)
     broker = ("-n", SYSTEM, "deployment", "-l", "app.kubernetes.io/component=nats")
     with Load(url, threads=2) as load:
         with steps.step("broker gone: EventsConnected=False, requests go on"):
@@ -271,7 +274,7 @@ def f_nats_killed(steps, ns):
         with steps.step("broker back: conditions recover, views are credited again"):
             kubectl("scale", *broker, "--replicas=1")
             wait_condition("kvrouter", "front", ns, "EventsConnected", "True", timeout=120)
-            wait_ready_workers(ns, 2)
+            wait_ready_workers(ns, 2, ranks=2)
     expect(not load.errors, f"{len(load.errors)} requests failed, first: {load.errors[:1]}")
 
 

@@ -140,14 +140,15 @@ def namespace(name):
     return name
 
 
-def engines(name, replicas=2, page_size=16, app="qwen", seed=None):
-    """A Deployment of simulated engines, as a user would write it. `app` is the label that pools select."""
+def engines(name, replicas=2, page_size=16, app="qwen", seed=None, ranks=1):
+    """A Deployment of simulated engines, as a user would write it. `app` is the label that pools select, `ranks` the
+    data-parallel ranks of each pod."""
     env = [] if seed is None else [{"name": "PYTHONHASHSEED", "value": str(seed)}]
     container = {
         "name": "engine",
         "image": IMAGES["engine-sim"],
         "imagePullPolicy": "Never",
-        "args": ["--listen", "0.0.0.0:8000", "--model", MODEL, "--tokenizer", "/tokenizer", "--page-size", str(page_size),
+        "args": ["--listen", "0.0.0.0:8000", "--model", MODEL, "--tokenizer", "/tokenizer", "--page-size", str(page_size), "--dp-size", str(ranks),
                  "--kv-events-port", "5557", "--replay-port", "5657", "--wire", "vllm-0.22"],
         "env": env,
         "ports": [{"name": "http", "containerPort": 8000}],
