@@ -2,7 +2,8 @@
 //! short chats, all from bytes.
 //!
 //! Takes a folder with a model (`--model DIR`; the small one of our tests without
-//! it) and prints a line per measure: the median, and the 90th percentile.
+//! it) and prints a line per measure: the median, the 90th percentile and the
+//! least.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -10,9 +11,9 @@ use std::time::Instant;
 use kvrouter_core::blocks::{Identity, IdentitySeed};
 use kvrouter_core::units::BlockSize;
 use kvrouter_crds::config::Engine;
+use kvrouter_router::prompt::body::Body;
 use kvrouter_router::prompt::endpoint::Endpoint;
 use kvrouter_router::prompt::{Asked, Prompt, Prompter};
-use serde_json::{Value, json};
 
 #[path = "conversation/mod.rs"]
 mod conversation;
@@ -34,7 +35,7 @@ fn main() {
     }
     let load = || Prompter::load(&model, ROOM, 1).expect("the model loads");
     let mut prompter = load();
-    let mut chat = conversation::Long::new();
+    let mut chat = conversation::Long::numbered(0);
     let tokens = prepare(&prompter, &chat.body()).count.0;
     println!("a conversation of {} KB, {tokens} tokens", chat.body().len() / 1000);
 
@@ -47,14 +48,14 @@ fn main() {
         cold.push(time(|| prepare(&prompter, &body)));
     }
     report("first decision", cold);
-    let (mut turns, mut parse) = (Vec::new(), Vec::new());
+    let (mut turns, mut alone) = (Vec::new(), Vec::new());
     for _ in 0..TURNS {
         chat.turn();
         let body = chat.body();
-        parse.push(time(|| serde_json::from_slice::<Value>(&body).expect("JSON")));
+        alone.push(time(|| parse(&body)));
         turns.push(time(|| prepare(&prompter, &body)));
     }
-    report("  of the next, JSON alone", parse);
+    report("  of the next, JSON alone", alone);
     report("next turn", turns);
     let bodies: Vec<Vec<u8>> = (0..SHORT).map(|number| conversation::short(number % 500)).collect();
     bodies.iter().take(500).for_each(|body| drop(prepare(&prompter, body)));
@@ -73,10 +74,13 @@ fn prepare(prompter: &Prompter, body: &[u8]) -> Prompt {
         size: BlockSize::new(16).expect("not zero"),
         now_unix_ms: 0,
     };
-    let body = serde_json::from_slice(body).unwrap_or_else(|_| json!({}));
-    let prompt = prompter.prepare(&asked, body);
+    let prompt = prompter.prepare(&asked, parse(body));
     assert_eq!(prompt.refused, None);
     prompt
+}
+
+fn parse(body: &[u8]) -> Body {
+    Body::parse(Endpoint::Chat, body).expect("JSON")
 }
 
 /// Seconds.
@@ -90,5 +94,5 @@ fn time<T>(work: impl FnOnce() -> T) -> f64 {
 fn report(what: &str, mut seconds: Vec<f64>) {
     seconds.sort_by(f64::total_cmp);
     let at = |share: f64| seconds[((seconds.len() - 1) as f64 * share) as usize] * 1000.0;
-    println!("{what:<28} {:>9.3} ms p50 {:>9.3} ms p90", at(0.5), at(0.9));
+    println!("{what:<28} {:>9.3} ms p50 {:>9.3} ms p90 {:>9.3} ms least", at(0.5), at(0.9), at(0.0));
 }

@@ -59,8 +59,12 @@ pub struct Pool {
     pub prompter: Arc<Prompter>,
     /// Why there is no tokenizer.
     pub tokenizer_failure: Option<String>,
-    /// One permit per core: prompts are prepared by so many threads at most.
+    /// One permit per core, but two at least: prompts are prepared by so many
+    /// threads at most.
     pub cpu: Arc<Semaphore>,
+    /// One permit less. Large bodies need one of these first, so that there is
+    /// always a thread that small ones need not wait for.
+    pub cpu_for_large: Arc<Semaphore>,
     /// The only clock.
     pub clock: Clock,
     /// Counters.
@@ -127,7 +131,7 @@ impl Pool {
             fleet.update(&fleet::of_static(&config.file), &index);
         }
         let has_live_map = config.live_map().is_some();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).max(2);
         let capacity = usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX);
         Ok(Self {
             live: RwLock::new(config.live.clone()),
@@ -144,7 +148,8 @@ impl Pool {
             beginnings: Mutex::default(),
             prompter: Arc::new(prompter),
             tokenizer_failure,
-            cpu: Arc::new(Semaphore::new(cores)),
+            cpu: Arc::new(Semaphore::new(threads)),
+            cpu_for_large: Arc::new(Semaphore::new(threads - 1)),
             clock,
             metrics: Metrics::new()?,
             broker_connected: AtomicBool::new(true),

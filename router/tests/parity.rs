@@ -7,7 +7,8 @@ mod compare;
 
 use std::path::Path;
 
-/// Refusals are few and named; a case that moves from equal to refused shows.
+/// Cases B10, B15 and B16: texts of special tokens in what users say, and what
+/// begins a prompt, are among the bodies. Refusals are few and named; a case that moves from equal to refused shows.
 #[test]
 fn ids_are_those_of_the_engines_or_there_are_none() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tokenizer");

@@ -13,11 +13,13 @@ pub(crate) struct Long {
 }
 
 impl Long {
-    /// The conversation before its next turn.
-    pub(crate) fn new() -> Self {
+    /// Conversation `number` before its next turn. Others differ from their first
+    /// words on.
+    pub(crate) fn numbered(number: u64) -> Self {
+        let system = format!("You are careful assistant {number}.");
         let mut long = Self {
-            messages: vec![json!({"role": "system", "content": "You are a careful assistant."})],
-            lot: 7,
+            messages: vec![json!({"role": "system", "content": system})],
+            lot: number.wrapping_add(7),
         };
         let mut bytes = 0;
         while bytes < LONG_BYTES {
@@ -43,12 +45,6 @@ impl Long {
     /// The request, as bytes.
     pub(crate) fn body(&self) -> Vec<u8> {
         serde_json::to_vec(&json!({"model": "m", "stream": true, "messages": self.messages})).expect("JSON")
-    }
-
-    /// The messages.
-    #[allow(dead_code, reason = "only the comparison reads them")]
-    pub(crate) fn messages(&self) -> &[Value] {
-        &self.messages
     }
 
     fn exchange(&mut self) {

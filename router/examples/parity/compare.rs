@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use kvrouter_core::blocks::{Identity, IdentitySeed};
 use kvrouter_core::units::BlockSize;
 use kvrouter_crds::config::Engine;
+use kvrouter_router::prompt::body::Body;
 use kvrouter_router::prompt::endpoint::Endpoint;
 use kvrouter_router::prompt::{Asked, Part, Prompter};
 use serde_json::Value;
@@ -84,7 +85,9 @@ pub(crate) fn ids(
     let size = BlockSize::new(16).expect("not zero");
     let asked =
         Asked { endpoint, engine, adapter: None, identity: &identity, size, now_unix_ms: NOW_UNIX_MS };
-    let prompt = prompter.prepare(&asked, body);
+    // From bytes, as a request comes.
+    let bytes = serde_json::to_vec(&body).expect("it is JSON");
+    let prompt = prompter.prepare(&asked, Body::parse(endpoint, &bytes).expect("it is JSON"));
     match prompt.refused {
         None => Ok(prompt.parts.into_iter().map(|part: Part| part.tokens).collect()),
         Some(refusal) => Err(refusal.label()),

@@ -10,6 +10,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Refusal;
+use super::body::Message;
 use super::chat::{self, Chat, message_of, take, text_part, tool_message};
 use super::template::Traits;
 
@@ -50,7 +51,7 @@ pub fn of_vllm(body: &mut Value, traits: &Traits) -> Result<Chat, Refusal> {
     let effort = vllm_effort(body, traits)?;
     let choice = tool_choice(body)?;
     chat::checked(Chat {
-        messages: converted,
+        messages: converted.into_iter().map(Message::from).collect(),
         tools: tools(body, Absent::Null)?,
         tool_choice: choice,
         variables: chat::vllm_variables(variables, effort),
@@ -107,7 +108,8 @@ pub fn of_sglang(body: &mut Value, traits: &Traits) -> Result<Chat, Refusal> {
     }
     let choice = tool_choice(body)?;
     let tools = tools(body, Absent::Default)?;
-    chat::checked(Chat { messages: converted, tools, tool_choice: choice, variables, ..Chat::default() })
+    let messages = converted.into_iter().map(Message::from).collect();
+    chat::checked(Chat { messages, tools, tool_choice: choice, variables, ..Chat::default() })
 }
 
 fn is_system(message: &Value) -> bool {

@@ -8,13 +8,14 @@ use kvrouter_crds::config::Engine;
 use serde_json::{Map, Value};
 
 use super::Refusal;
+use super::body::Message;
 use super::tokenize::Specials;
 
 /// What a chat template is given, before the engine's own rewriting.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chat {
     /// The messages, in the shape of chat completions.
-    pub messages: Vec<Value>,
+    pub messages: Vec<Message>,
     /// Tools, in the shape of chat completions; never an empty list.
     pub tools: Option<Value>,
     /// Which of them may be called.
@@ -65,11 +66,10 @@ const RESERVED: [&str; 16] = [
 ];
 
 /// The chat of a body of `/v1/chat/completions`.
-pub fn of_completions(body: &mut Value, engine: Engine) -> Result<Chat, Refusal> {
+pub fn of_completions(body: &mut Value, messages: Vec<Message>, engine: Engine) -> Result<Chat, Refusal> {
     if is_given(body, "chat_template") {
         return Err(Refusal::Unrenderable);
     }
-    let Some(Value::Array(messages)) = take(body, "messages") else { return Err(Refusal::Malformed) };
     let mut chat = Chat { messages, tool_choice: take(body, "tool_choice"), ..Chat::default() };
     let tools = take(body, "tools");
     let continued = is_true(body, "continue_final_message");
@@ -108,8 +108,12 @@ pub fn of_completions(body: &mut Value, engine: Engine) -> Result<Chat, Refusal>
 
 /// What no engine accepts; counts values.
 pub fn checked(mut chat: Chat) -> Result<Chat, Refusal> {
-    let all = chat.messages.iter().chain(&chat.tools).chain(&chat.documents);
-    chat.values = all.map(values_in).sum();
+    let in_message = |message: &Message| match message {
+        Message::Plain { .. } => 3,
+        Message::Other(value) => values_in(value),
+    };
+    chat.values = chat.messages.iter().map(in_message).sum::<usize>()
+        + chat.tools.iter().chain(&chat.documents).map(values_in).sum::<usize>();
     if chat.messages.is_empty() {
         return Err(Refusal::Malformed);
     }
@@ -221,8 +225,8 @@ mod tests {
     use serde_json::json;
 
     fn of(mut body: Value, engine: Engine) -> Result<Chat, Refusal> {
-        body["messages"] = json!([{"role": "user", "content": "a"}]);
-        of_completions(&mut body, engine)
+        let message = Message::from(json!({"role": "user", "content": "a"}));
+        of_completions(&mut body, vec![message], engine)
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::body::Message;
 use super::chat::{message_of, take, text_part};
 use super::inspect::ContentFormat;
 use super::render::RenderError;
@@ -23,7 +24,7 @@ pub const MARK: &str = "\u{e000}media\u{e001}";
 pub struct Conversation {
     /// The messages. Media in them are parts of type `image`, `audio` or `video`;
     /// a content that is one text and had some is [`MARK`].
-    pub messages: Vec<Value>,
+    pub messages: Vec<Message>,
     /// There are pictures, clips or recordings in them.
     pub has_media: bool,
 }
@@ -33,33 +34,44 @@ type Seen = (Value, bool);
 
 /// What vLLM hands over. `knows_developer` says that the template does.
 pub fn of_vllm(
-    messages: Vec<Value>,
+    messages: Vec<Message>,
     format: ContentFormat,
     knows_developer: bool,
 ) -> Result<Conversation, RenderError> {
     let mut conversation = Conversation::default();
+    conversation.messages.reserve_exact(messages.len());
     for (position, message) in messages.into_iter().enumerate() {
-        let (message, has_media) = vllm_message(position, message, format)?;
+        if format == ContentFormat::Text && matches!(message, Message::Plain { .. }) {
+            conversation.messages.push(message);
+            continue;
+        }
+        let (message, has_media) = vllm_message(position, message.into_json(), format)?;
         conversation.has_media |= has_media;
-        conversation.messages.push(message);
+        conversation.messages.push(message.into());
     }
-    let developer = |message: &Value| message["role"] == "developer";
+    let developer = |message: &Message| message.get("role").is_some_and(|role| role == "developer");
     if !knows_developer && conversation.messages.iter().any(developer) {
         if conversation.has_media {
             return Err(RenderError::Unsupported { position: 0, why: "a developer's message and media" });
         }
-        conversation.messages = developers_to_system(conversation.messages);
+        let messages = conversation.messages.into_iter().map(Message::into_json).collect();
+        conversation.messages = developers_to_system(messages).into_iter().map(Message::from).collect();
     }
     Ok(conversation)
 }
 
 /// What SGLang hands over.
-pub fn of_sglang(messages: Vec<Value>, format: ContentFormat) -> Result<Conversation, RenderError> {
+pub fn of_sglang(messages: Vec<Message>, format: ContentFormat) -> Result<Conversation, RenderError> {
     let mut conversation = Conversation::default();
+    conversation.messages.reserve_exact(messages.len());
     for (position, message) in messages.into_iter().enumerate() {
-        let (message, has_media) = sglang_message(position, message, format)?;
+        if matches!(message, Message::Plain { .. }) {
+            conversation.messages.push(message);
+            continue;
+        }
+        let (message, has_media) = sglang_message(position, message.into_json(), format)?;
         conversation.has_media |= has_media;
-        conversation.messages.push(message);
+        conversation.messages.push(message.into());
     }
     Ok(conversation)
 }

@@ -7,6 +7,7 @@ use kvrouter_core::units::Tokens;
 use kvrouter_crds::config::Engine;
 use serde_json::Value;
 
+use super::body::{Body, Message};
 use super::chat::{self, Chat, is_given, is_true, take};
 use super::template::Templates;
 use super::tokenize::Specials;
@@ -89,10 +90,11 @@ impl Endpoint {
 /// decide how some endpoints turn into chats.
 pub fn content(
     endpoint: Endpoint,
-    body: &mut Value,
+    body: &mut Body,
     engine: Engine,
     templates: Option<&Templates>,
 ) -> Result<Content, Refusal> {
+    let Body { fields: body, messages } = body;
     // What the engine cuts away, puts before it or keeps apart without telling is
     // not guessed.
     let unknown = ["truncate_prompt_tokens", "extra_key", "session_params", "prompt_embeds", "input_embeds"];
@@ -106,7 +108,7 @@ pub fn content(
         chosen.map(|(_, traits)| traits).ok_or(Refusal::NoTemplate)
     };
     let chat = match endpoint {
-        Endpoint::Chat => return chat_content(body, engine),
+        Endpoint::Chat => return chat_content(body, messages.take(), engine),
         Endpoint::Completions => return completion(body, engine),
         Endpoint::Generate if is_sglang => return generate(body),
         Endpoint::Messages if is_sglang => anthropic::of_sglang(body, traits()?)?,
@@ -126,12 +128,20 @@ pub fn bypasses_cache(body: &Value) -> bool {
         || body.get("logprob_start_len").and_then(Value::as_i64).is_some_and(|start| start >= 0)
 }
 
-fn chat_content(body: &mut Value, engine: Engine) -> Result<Content, Refusal> {
+fn chat_content(
+    body: &mut Value,
+    messages: Option<Vec<Message>>,
+    engine: Engine,
+) -> Result<Content, Refusal> {
+    let messages = messages.or_else(|| match take(body, "messages") {
+        Some(Value::Array(messages)) => Some(messages.into_iter().map(Message::from).collect()),
+        _ => None,
+    });
     // Ids that the client made itself win over the messages.
     let given = match engine {
         Engine::SGLang => body.get("input_ids"),
         // vLLM drops them where they would not stand for the whole prompt.
-        Engine::VLLM | Engine::ATOM if is_true(body, "echo") || has_media(body) => None,
+        Engine::VLLM | Engine::ATOM if is_true(body, "echo") || has_media(messages.as_deref()) => None,
         Engine::VLLM | Engine::ATOM => body.pointer("/kv_transfer_params/prompt_token_ids"),
         Engine::Auto => None,
     };
@@ -142,12 +152,13 @@ fn chat_content(body: &mut Value, engine: Engine) -> Result<Content, Refusal> {
     if body.get("images").and_then(Value::as_array).is_some_and(|images| !images.is_empty()) {
         return Err(Refusal::Media);
     }
-    Ok(Content::Chat(Box::new(chat::of_completions(body, engine)?)))
+    let messages = messages.ok_or(Refusal::Malformed)?;
+    Ok(Content::Chat(Box::new(chat::of_completions(body, messages, engine)?)))
 }
 
 /// Whether a message has a part that is no text.
-fn has_media(body: &Value) -> bool {
-    let messages = body.get("messages").and_then(Value::as_array).into_iter().flatten();
+fn has_media(messages: Option<&[Message]>) -> bool {
+    let messages = messages.into_iter().flatten();
     let parts = messages.filter_map(|message| message.get("content").and_then(Value::as_array)).flatten();
     let texts = ["text", "input_text", "output_text", "refusal", "thinking", "tool_reference"];
     let is_text =
@@ -219,7 +230,7 @@ fn ids_of_list(list: &[Value]) -> Option<Vec<u32>> {
 
 /// Tokens of a body that could not be tokenised: the bytes of its text by four,
 /// without `data:` URLs and `data` fields, which hold media.
-pub fn estimate(body: &Value) -> Tokens {
+pub fn estimate(body: &Body) -> Tokens {
     fn bytes(value: &Value) -> u64 {
         match value {
             Value::String(text) if text.starts_with("data:") => 0,
@@ -232,7 +243,14 @@ pub fn estimate(body: &Value) -> Tokens {
         }
     }
     let fields = ["messages", "prompt", "input", "text", "system"];
-    Tokens(fields.iter().filter_map(|name| body.get(name)).map(bytes).sum::<u64>() / 4)
+    let of_fields = fields.iter().filter_map(|name| body.fields.get(name)).map(bytes).sum::<u64>();
+    let of_message = |message: &Message| match message {
+        Message::Plain { content, .. } if content.starts_with("data:") => 0,
+        Message::Plain { role, content } => (role.len() + content.len()) as u64,
+        Message::Other(value) => bytes(value),
+    };
+    let of_messages = body.messages.iter().flatten().map(of_message).sum::<u64>();
+    Tokens((of_fields + of_messages) / 4)
 }
 
 #[cfg(test)]
@@ -242,12 +260,20 @@ mod tests {
 
     #[track_caller]
     fn check(why: &str, endpoint: Endpoint, body: &Value, expected: Result<Content, Refusal>) {
-        assert_eq!(content(endpoint, &mut body.clone(), Engine::VLLM, None), expected, "{why}");
+        assert_eq!(
+            content(endpoint, &mut Body::from_json(body.clone()), Engine::VLLM, None),
+            expected,
+            "{why}"
+        );
     }
 
     #[track_caller]
     fn check_sglang(why: &str, endpoint: Endpoint, body: &Value, expected: Result<Content, Refusal>) {
-        assert_eq!(content(endpoint, &mut body.clone(), Engine::SGLang, None), expected, "{why}");
+        assert_eq!(
+            content(endpoint, &mut Body::from_json(body.clone()), Engine::SGLang, None),
+            expected,
+            "{why}"
+        );
     }
 
     fn texts(all: &[&str], specials: Specials) -> Result<Content, Refusal> {
@@ -311,7 +337,7 @@ mod tests {
         let image = json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}],
             "kv_transfer_params": {"prompt_token_ids": [1, 2]}});
         assert!(matches!(
-            content(Endpoint::Chat, &mut image.clone(), Engine::VLLM, None),
+            content(Endpoint::Chat, &mut Body::from_json(image), Engine::VLLM, None),
             Ok(Content::Chat(_))
         ));
         let both = json!({"messages": [], "input_ids": [1, 2]});
@@ -373,6 +399,10 @@ mod tests {
             {"type": "image_url", "image_url": {"url": image}},
             {"source": {"data": "B".repeat(10_000)}}
         ]}]});
-        assert_eq!(estimate(&body), Tokens((392 + 4 + 4 + 9) / 4), "text and the words of the shape");
+        assert_eq!(
+            estimate(&Body::from_json(body)),
+            Tokens((392 + 4 + 4 + 9) / 4),
+            "text and the words of the shape"
+        );
     }
 }

@@ -40,6 +40,11 @@ impl Tree {
         Ok(Self { root })
     }
 
+    /// The tree itself.
+    pub const fn root(&self) -> &Value {
+        &self.root
+    }
+
     /// How vLLM hands content to it.
     pub fn vllm_format(&self) -> ContentFormat {
         let messages = self.names_of_messages();
@@ -136,16 +141,18 @@ impl Tree {
     }
 }
 
-fn kind_of(node: &Value) -> Option<&str> {
+/// The name of a node's kind.
+pub fn kind_of(node: &Value) -> Option<&str> {
     node.get("stmt").or_else(|| node.get("expr").filter(|kind| kind.is_string())).and_then(Value::as_str)
 }
 
 /// The fields of a node, without the span around them.
-fn body(node: &Value) -> &Value {
+pub fn body(node: &Value) -> &Value {
     node.get("inner").and_then(|inner| inner.get(0)).unwrap_or(node)
 }
 
-fn items(value: &Value) -> &[Value] {
+/// The items of a list; none of anything else.
+pub fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
@@ -162,7 +169,7 @@ fn contains(outer: &Value, inner: &Value) -> bool {
 }
 
 /// The name of a variable.
-fn name_of(node: &Value) -> Option<&str> {
+pub fn name_of(node: &Value) -> Option<&str> {
     body(node)["id"].as_str().filter(|_| kind_of(node) == Some("Var"))
 }
 

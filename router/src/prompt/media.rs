@@ -3,29 +3,50 @@
 //! A key is the XXH3 of the reference: a URL as it is, or the base64 of the
 //! bytes made canonical, so that the same picture has one key as a data URI, as
 //! an Anthropic `source` and in a top-level `images` list. Nothing is copied or
-//! decoded: 20 MB hash in a few milliseconds.
+//! decoded: 20 MB hash in a few milliseconds, in the body as it came. What is kept
+//! of a long reference is its key ([`short`]).
+
+use std::borrow::Cow;
 
 use kvrouter_core::policy::images::ImageKey;
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
+
+use super::body::Body;
 
 /// Most pictures of one request that count. Beyond that they are one document.
 const MAX_IMAGES: usize = 256;
 /// Bytes hashed at a time.
 const CHUNK: usize = 4096;
 
-/// Keys of all media in `body`, in document order, repeats included.
-pub fn keys(body: &Value) -> Vec<ImageKey> {
-    let mut keys = Vec::new();
-    for message in list(body.get("messages")) {
-        for part in list(message.get("content")) {
-            part_keys(part, &mut keys);
-        }
+/// Fields of a part that refer to media. No engine shows them to a template.
+pub const REFERENCES: [&str; 5] = ["image_url", "video_url", "audio_url", "input_audio", "source"];
+/// Longer references are kept as their keys.
+const SHORT: usize = 1024;
+/// Begins a reference of which only the key was kept. A client that writes one
+/// itself says which picture it wants to be near to, as with any other.
+const KEPT: &str = "data:application/vnd.kvrouter.key,";
+
+/// `reference`, or what has the same key and fits into a line.
+pub fn short(reference: &str) -> Cow<'_, str> {
+    match reference.len() > SHORT {
+        true => format!("{KEPT}{:016x}", key(reference).0).into(),
+        false => reference.into(),
     }
-    for part in list(body.get("system")) {
+}
+
+/// Keys of all media in `body`, in document order, repeats included.
+pub fn keys(body: &Body) -> Vec<ImageKey> {
+    let mut keys = Vec::new();
+    let of_chat = body.messages.iter().flatten().map(|message| message.get("content"));
+    let of_others = list(body.fields.get("messages")).iter().map(|message| message.get("content"));
+    for content in of_chat.chain(of_others) {
+        list(content).iter().for_each(|part| part_keys(part, &mut keys));
+    }
+    for part in list(body.fields.get("system")) {
         part_keys(part, &mut keys);
     }
-    for image in list(body.get("images")) {
+    for image in list(body.fields.get("images")) {
         keys.extend(reference(image));
     }
     keys.truncate(MAX_IMAGES);
@@ -39,8 +60,7 @@ fn list(value: Option<&Value>) -> &[Value] {
 /// OpenAI's `image_url`, `video_url` and `input_audio` parts, Anthropic's
 /// `image` and `document` blocks, and what tool results nest.
 fn part_keys(part: &Value, keys: &mut Vec<ImageKey>) {
-    let named = ["image_url", "video_url", "audio_url", "input_audio", "source"];
-    keys.extend(named.iter().find_map(|name| part.get(*name).and_then(reference)));
+    keys.extend(REFERENCES.iter().find_map(|name| part.get(*name).and_then(reference)));
     for nested in list(part.get("content")) {
         part_keys(nested, keys);
     }
@@ -51,10 +71,8 @@ fn reference(value: &Value) -> Option<ImageKey> {
     match value {
         Value::String(text) => Some(key(text)),
         Value::Object(fields) => {
-            if let Some(url) = fields.get("url").and_then(Value::as_str) {
-                return Some(key(url));
-            }
-            fields.get("data").and_then(Value::as_str).map(base64_key)
+            let named = |name| fields.get(name).and_then(Value::as_str);
+            named("url").or_else(|| named("data")).map(key)
         }
         _ => None,
     }
@@ -62,6 +80,9 @@ fn reference(value: &Value) -> Option<ImageKey> {
 
 fn key(reference: &str) -> ImageKey {
     let reference = reference.trim();
+    if let Some(kept) = reference.strip_prefix(KEPT).and_then(|hex| u64::from_str_radix(hex, 16).ok()) {
+        return ImageKey(kept);
+    }
     match reference.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,")) {
         Some((_, base64)) => base64_key(base64),
         None if reference.contains("://") || reference.starts_with("data:") => {
@@ -117,6 +138,7 @@ mod tests {
             json!({"images": [uri]}),
             json!({"images": ["iVBORw0K\nGgo-_A"]}),
         ];
+        let keys = |body: &Value| keys(&Body::from_json(body.clone()));
         let expected = keys(&shapes[0]);
         assert_eq!(expected.len(), 1);
         for shape in &shapes {
@@ -126,9 +148,10 @@ mod tests {
 
     #[test]
     fn pictures_that_differ_in_the_last_byte_differ() {
-        let of = |text: &str| keys(&json!({"images": [text]}));
+        let keys = |body: Value| keys(&Body::from_json(body));
+        let of = |text: &str| keys(json!({"images": [text]}));
         assert_ne!(of("AAAA"), of("AAAB"));
         assert_ne!(of("http://a/1.png"), of("http://a/2.png"));
-        assert_eq!(keys(&json!({"messages": [{"content": "no parts"}], "images": "x"})), []);
+        assert_eq!(keys(json!({"messages": [{"content": "no parts"}], "images": "x"})), []);
     }
 }

@@ -12,15 +12,17 @@
 use std::collections::BTreeMap;
 
 use kvrouter_crds::config::Engine;
-use minijinja::value::{Serde, Value as Jinja};
+use minijinja::value::Value as Jinja;
 use serde_json::Value;
 
 use super::Refusal;
+use super::body::Message;
 use super::chat::{Chat, Ending, message_of, take, text_part};
 use super::conversation::{self, Conversation, MARK};
 use super::python::is_space;
 use super::template::{NOW, Templates};
 use super::tools::{self, Dialect};
+use super::values;
 
 /// What transformers appends to a message that is to be continued, and cuts the
 /// text at.
@@ -175,16 +177,17 @@ fn of_sglang(templates: &Templates, mut chat: Chat, now: u64) -> Result<Rendered
 /// SGLang makes the user say what the assistant said last, unless that is to be
 /// continued: then it is left out, and its tokens are appended. The text to append.
 fn split_the_last(conversation: &mut Conversation, ending: Ending) -> Option<String> {
-    let last = conversation.messages.last_mut().filter(|last| last["role"] == "assistant")?;
-    let Some(content @ Value::String(_)) = take(last, "content") else {
-        return None;
-    };
-    if ending != Ending::Continued {
-        *last = message_of("user", content);
-        return None;
+    let mut last = conversation.messages.pop()?.into_json();
+    let is_assistant = last["role"] == "assistant";
+    match take(&mut last, "content") {
+        Some(Value::String(text)) if is_assistant && ending == Ending::Continued => {
+            return Some(text).filter(|text| !text.is_empty());
+        }
+        Some(text @ Value::String(_)) if is_assistant => last = message_of("user", text),
+        content => last["content"] = content.unwrap_or_default(),
     }
-    conversation.messages.pop();
-    content.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
+    conversation.messages.push(last.into());
+    None
 }
 
 fn without_wrapper(tools: Value) -> Value {
@@ -200,12 +203,12 @@ fn variables<'a>(
     now: u64,
 ) -> BTreeMap<&'a str, Jinja> {
     // `None` for what the request does not have, as transformers passes it.
-    let optional = |value: Option<&Value>| value.map_or(Jinja::from(()), |value| Jinja::from(Serde(value)));
+    let optional = |value: Option<&Value>| value.map_or(Jinja::from(()), values::of);
     let mut variables = BTreeMap::new();
     for (name, value) in &chat.variables {
-        variables.insert(name.as_str(), Jinja::from(Serde(value)));
+        variables.insert(name.as_str(), values::of(value));
     }
-    variables.insert("messages", Jinja::from(Serde(&conversation.messages)));
+    variables.insert("messages", values::messages(&conversation.messages));
     variables.insert("tools", optional(tools));
     variables.insert("documents", optional(chat.documents.as_ref()));
     variables.insert("add_generation_prompt", Jinja::from(chat.ending == Ending::GenerationPrompt));
@@ -216,6 +219,7 @@ fn variables<'a>(
 /// The same conversation with other marks in place of its media.
 fn with_other_marks(mut conversation: Conversation) -> Conversation {
     for message in &mut conversation.messages {
+        let Message::Other(message) = message else { continue };
         match message.get_mut("content") {
             Some(Value::Array(parts)) => {
                 let is_media =
@@ -237,7 +241,8 @@ fn common_prefix(one: &str, other: &str) -> usize {
 
 /// Appends transformers' mark to the last message; the text before it.
 fn mark_the_end(conversation: &mut Conversation) -> Result<String, RenderError> {
-    let last = conversation.messages.last_mut().ok_or(RenderError::Continue("there is none"))?;
+    let last = conversation.messages.pop().ok_or(RenderError::Continue("there is none"))?;
+    let mut last = last.into_json();
     let text = match last.get_mut("content") {
         Some(Value::String(text)) => text,
         Some(Value::Array(parts)) => {
@@ -251,6 +256,7 @@ fn mark_the_end(conversation: &mut Conversation) -> Result<String, RenderError> 
     };
     let before = text.clone();
     text.push_str(CONTINUE);
+    conversation.messages.push(last.into());
     Ok(before)
 }
 
@@ -277,7 +283,7 @@ mod tests {
     fn of(source: &str, messages: Value, ending: Ending, engine: Engine) -> Result<Rendered, RenderError> {
         let templates = Templates::compile(vec![("default".to_owned(), source.to_owned())], BTreeMap::new())
             .expect("valid");
-        let messages = messages.as_array().expect("a list").clone();
+        let messages = messages.as_array().expect("a list").iter().cloned().map(Message::from).collect();
         render(&templates, Chat { messages, ending, ..Chat::default() }, engine, 0)
     }
 

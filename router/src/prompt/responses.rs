@@ -9,6 +9,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Refusal;
+use super::body::Message;
 use super::chat::{self, Chat, message_of, object, take, text_part, tool_message};
 use super::template::Traits;
 
@@ -40,6 +41,7 @@ pub fn of_vllm(body: &mut Value) -> Result<Chat, Refusal> {
     let effort = effort(body)?;
     let tools = tools(body, false)?;
     let variables = chat::vllm_variables(variables, effort);
+    let messages = messages.into_iter().map(Message::from).collect();
     chat::checked(Chat { messages, tools, variables, ..Chat::default() })
 }
 
@@ -81,13 +83,14 @@ pub fn of_sglang(body: &mut Value, traits: &Traits) -> Result<Chat, Refusal> {
         Some(_) => return Err(Refusal::Unrenderable),
     };
     // The rest is read as a chat of its own.
-    let mut as_chat = object([("messages", Value::Array(messages))]);
+    let mut as_chat = object([]);
     for name in ["chat_template_kwargs", "reasoning_effort"] {
         if let Some(value) = take(body, name) {
             as_chat[name] = value;
         }
     }
-    let chat = chat::of_completions(&mut as_chat, kvrouter_crds::config::Engine::SGLang)?;
+    let messages = messages.into_iter().map(Message::from).collect();
+    let chat = chat::of_completions(&mut as_chat, messages, kvrouter_crds::config::Engine::SGLang)?;
     Ok(Chat { tools, tool_choice: choice, ..chat })
 }
 

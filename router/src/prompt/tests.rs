@@ -25,7 +25,14 @@ fn size() -> BlockSize {
 fn prepare(prompter: &Prompter, endpoint: Endpoint, body: &Value, engine: Engine) -> Prompt {
     let identity = Identity::new(IdentitySeed::new(b""));
     let asked = Asked { endpoint, engine, adapter: None, identity: &identity, size: size(), now_unix_ms: 0 };
-    prompter.prepare(&asked, body.clone())
+    // Read from bytes, as requests are, and from JSON: it must be the same.
+    let bytes = serde_json::to_vec(body).expect("it is JSON");
+    let read = Body::parse(endpoint, &bytes).expect("it is JSON");
+    let prompt = prompter.prepare(&asked, read);
+    let mut again = prompter.prepare(&asked, Body::from_json(body.clone()));
+    again.work = prompt.work;
+    assert_eq!(prompt, again, "{body}");
+    prompt
 }
 
 /// The only prompt's ids.
@@ -120,7 +127,7 @@ fn salt_and_adapter_name_the_namespace() {
     let of = |endpoint, engine, body: Value| {
         let adapter = Some("a".into());
         let asked = Asked { endpoint, engine, adapter, identity: &identity, size: size(), now_unix_ms: 0 };
-        Prompter::without_tokenizer().prepare(&asked, body).namespace
+        Prompter::without_tokenizer().prepare(&asked, Body::from_json(body)).namespace
     };
     let salted = |salt: &str| json!({"prompt": [1], "messages": [], "cache_salt": salt});
     let expected = Namespace { adapter: Some("a".into()), salt: Some("s".into()) };

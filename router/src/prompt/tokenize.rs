@@ -7,7 +7,6 @@
 //! the whole is not taken for granted: every tokenizer is tried when it is loaded,
 //! see [`Tokenizer::splits`].
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use tokenizers::pipeline::{
@@ -32,8 +31,8 @@ pub enum Specials {
 /// A loaded tokenizer. Shared by all threads.
 pub struct Tokenizer {
     pipeline: PipelineTokenizer,
-    /// Ids of the added tokens at which a text may be cut.
-    safe: HashSet<u32>,
+    /// Ids of the added tokens at which a text may be cut, ascending.
+    safe: Vec<u32>,
     /// What stands before and after a text with special tokens; `None` if that
     /// depends on the text.
     affixes: Option<(Vec<u32>, Vec<u32>)>,
@@ -94,12 +93,13 @@ impl Tokenizer {
                     && first != '\u{2581}'
             })
         };
-        let safe = added
+        let mut safe: Vec<u32> = added
             .iter()
             .filter(|(_, token)| !(token.lstrip || token.rstrip || token.single_word || token.normalized))
             .filter(|(_, token)| begins_alone(&token.content))
             .map(|(id, _)| *id)
             .collect();
+        safe.sort_unstable();
         let mut loaded = Self { pipeline, safe, affixes: None, unsplittable: None };
         loaded.affixes = loaded.find_affixes();
         let mut contents: Vec<String> = added.into_iter().map(|(_, token)| token.content).collect();
@@ -148,7 +148,7 @@ impl Tokenizer {
                 let ((start, end), id) = vocabulary.extract_next(text.as_bytes(), at, false, false)?;
                 // A match is never empty; a loop that stands still would be for ever.
                 at = end.max(at + 1);
-                if start > 0 && self.safe.contains(&id) {
+                if start > 0 && self.safe.binary_search(&id).is_ok() {
                     return Some(start);
                 }
             }

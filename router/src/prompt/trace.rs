@@ -13,8 +13,8 @@ use clap::{Args, ValueEnum};
 use kvrouter_core::blocks::{Identity, IdentitySeed};
 use kvrouter_core::units::BlockSize;
 use kvrouter_crds::config::Engine;
-use serde_json::Value;
 
+use super::body::Body;
 use super::endpoint::{Content, Endpoint};
 use super::{Asked, LoadError, Part, Prompter, Refusal, Work, namespace};
 use crate::clock::Clock;
@@ -150,10 +150,10 @@ fn trace(
     steps: &mut Steps<'_>,
     out: &mut impl Write,
 ) -> Result<Vec<(Part, Work)>, TraceError> {
-    let mut body: Value = serde_json::from_slice(bytes)
+    let mut body = Body::parse(asked.endpoint, bytes)
         .map_err(|source| TraceError::Parse { path: path.to_owned(), source })?;
     steps.done("parse");
-    let root = asked.identity.root(&namespace(asked, &body));
+    let root = asked.identity.root(&namespace(asked, &body.fields));
     let content = prompter.content(asked.endpoint, &mut body, asked.engine).map_err(TraceError::Refused)?;
     let (texts, specials) = match content {
         Content::Ids(lists) => {

@@ -113,7 +113,12 @@ where
             return Ok(Held { bytes: piece, _room: room });
         }
         // Pieces are copied together as they come: many small ones, kept apart,
-        // would take a multiple of what they hold.
+        // would take a multiple of what they hold. Room is made for as much again
+        // as there is, but not for more than is still to come.
+        if whole.capacity() - whole.len() < piece.len() {
+            let rest = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+            whole.reserve(piece.len().saturating_add(rest.min(whole.len())));
+        }
         whole.extend_from_slice(&piece);
     }
     Ok(Held { bytes: whole.freeze(), _room: room })

@@ -28,6 +28,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use kvrouter_core::ids::Role;
 use kvrouter_core::ids::WorkerId;
@@ -153,6 +154,10 @@ async fn inbound(
     let path = forwardable(&parts)?;
     let session = session(app, &parts.headers)?;
     let limit = usize::try_from(app.pool.config.file.limits.request_body_bytes).unwrap_or(usize::MAX);
+    if parts.headers.contains_key(header::EXPECT) && body.size_hint().lower() > limit as u64 {
+        // The client has sent nothing yet, and need not.
+        return Err(ClientError::BodyTooLarge { limit });
+    }
     let body = body::read(&app.bodies, body, limit).await?;
     let started = app.pool.clock.micros();
     let prepared = prepare(&app.pool, endpoint, Arc::clone(request_id), body.bytes.clone()).await?;

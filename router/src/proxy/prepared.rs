@@ -12,9 +12,11 @@ use kvrouter_crds::config::Engine;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
 
 use super::errors::ClientError;
 use crate::pool::Pool;
+use crate::prompt::body::Body;
 use crate::prompt::endpoint::{self, Endpoint};
 use crate::prompt::{Asked, Prompt, Refusal, Work};
 use crate::route::Ask;
@@ -45,6 +47,10 @@ struct Head {
     stream: Option<bool>,
 }
 
+/// Bodies from this size on take a millisecond or more, and leave a thread to
+/// others.
+const LARGE_BODY_BYTES: usize = 64 << 10;
+
 /// [`prepare_blocking`] on a thread of the CPU pool, of which as many work as
 /// there are cores; counts how it went.
 pub async fn prepare(
@@ -53,16 +59,23 @@ pub async fn prepare(
     request_id: Arc<str>,
     body: Bytes,
 ) -> Result<Prepared, ClientError> {
-    let permit = Arc::clone(&pool.cpu).acquire_owned().await.map_err(|_| ClientError::ShuttingDown)?;
+    let permit = async |of: &Arc<Semaphore>| {
+        Arc::clone(of).acquire_owned().await.map_err(|_| ClientError::ShuttingDown)
+    };
+    let of_large = match body.len() >= LARGE_BODY_BYTES {
+        true => Some(permit(&pool.cpu_for_large).await?),
+        false => None,
+    };
+    let permits = (of_large, permit(&pool.cpu).await?);
     let (own, id, bytes) = (Arc::clone(pool), Arc::clone(&request_id), body.clone());
     let work = move || {
-        let _permit = permit;
+        let _permits = permits;
         prepare_blocking(&own, endpoint, id, &bytes)
     };
     match tokio::task::spawn_blocking(work).await {
-        Ok(prepared) => prepared.inspect(|prepared| count(pool, prepared)),
+        Ok(prepared) => prepared.inspect(|prepared| count(pool, endpoint, prepared)),
         Err(error) if error.is_panic() => {
-            pool.metrics.refusals.with_label_values(&[PANICKED]).inc();
+            pool.metrics.refusals.with_label_values(&[endpoint.label(), PANICKED]).inc();
             tracing::error!(
                 target: "kv_router::prompt", request_id = %request_id, endpoint = %endpoint.label(),
                 bytes = body.len(), "preparing the prompt panicked; it is routed by load"
@@ -75,14 +88,15 @@ pub async fn prepare(
     }
 }
 
-fn count(pool: &Pool, prepared: &Prepared) {
+fn count(pool: &Pool, endpoint: Endpoint, prepared: &Prepared) {
+    let endpoint = endpoint.label();
     match prepared.refused {
         // The path has none; nothing was refused.
         None | Some(Refusal::NoPrompt) => {}
-        Some(refusal) => pool.metrics.refusals.with_label_values(&[refusal.label()]).inc(),
+        Some(refusal) => pool.metrics.refusals.with_label_values(&[endpoint, refusal.label()]).inc(),
     }
     let Work { tokenisations, reused, encoded } = prepared.work;
-    pool.metrics.tokenisations.with_label_values(&[prepared.variant.label()]).inc_by(tokenisations);
+    pool.metrics.tokenisations.with_label_values(&[endpoint, prepared.variant.label()]).inc_by(tokenisations);
     pool.metrics.prompt_tokens.with_label_values(&["cached"]).inc_by(reused.0);
     pool.metrics.prompt_tokens.with_label_values(&["encoded"]).inc_by(encoded.0);
 }
@@ -94,18 +108,18 @@ pub fn prepare_blocking(
     request_id: Arc<str>,
     body: &[u8],
 ) -> Result<Prepared, ClientError> {
-    let parsed = serde_json::from_slice::<Value>(body);
+    let parsed = Body::parse(endpoint, body);
     if !endpoint.has_a_prompt() {
-        return Ok(other(pool, request_id, &parsed.unwrap_or(Value::Null)));
+        return Ok(other(pool, request_id, &parsed.unwrap_or(Body::from_json(Value::Null))));
     }
     let Ok(parsed) = parsed else {
         check_syntax(body)?;
         return unread(pool, request_id, body);
     };
-    if !parsed.is_object() {
+    if !parsed.fields.is_object() {
         return Err(ClientError::NotAnObject);
     }
-    let named = match parsed.get("model") {
+    let named = match parsed.fields.get("model") {
         None | Some(Value::Null) => None,
         Some(Value::String(name)) => Some(name.as_str()),
         Some(_) => return Err(ClientError::ModelNotText),
@@ -123,7 +137,7 @@ pub fn prepare_blocking(
         size: pool.config.size,
         now_unix_ms: pool.clock.unix_ms(),
     };
-    let streamed = is_streamed(&parsed);
+    let streamed = is_streamed(&parsed.fields);
     let prompt = pool.prompter.prepare(&asked, parsed);
     // Adapters are named in other fields too.
     adapter(pool, prompt.namespace.adapter.as_deref())?;
@@ -151,11 +165,11 @@ fn unread(pool: &Pool, request_id: Arc<str>, body: &[u8]) -> Result<Prepared, Cl
 }
 
 /// A request to a path whose prompts are not read.
-fn other(pool: &Pool, request_id: Arc<str>, body: &Value) -> Prepared {
+fn other(pool: &Pool, request_id: Arc<str>, body: &Body) -> Prepared {
     // Engines may know more models on such paths; only adapters bind.
-    let named = adapter(pool, body.get("model").and_then(Value::as_str)).unwrap_or(None);
+    let named = adapter(pool, body.fields.get("model").and_then(Value::as_str)).unwrap_or(None);
     let prompt = without_tokens(endpoint::estimate(body), named, Refusal::NoPrompt);
-    Prepared::unread(pool, request_id, prompt, is_streamed(body))
+    Prepared::unread(pool, request_id, prompt, is_streamed(&body.fields))
 }
 
 fn is_streamed(body: &Value) -> bool {
