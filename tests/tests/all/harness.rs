@@ -89,6 +89,8 @@ pub(crate) struct Setup {
     pub(crate) kubeconfig: Option<String>,
     /// More flags.
     pub(crate) flags: Vec<String>,
+    /// Folder of the tokenizer.
+    pub(crate) tokenizer: std::path::PathBuf,
 }
 
 impl Setup {
@@ -106,6 +108,7 @@ impl Setup {
             discovery: None,
             kubeconfig: None,
             flags: Vec::new(),
+            tokenizer: TOKENIZER.into(),
         }
     }
 
@@ -124,6 +127,10 @@ impl Setup {
         self.more("inFlightCredit: Disabled")
     }
 
+    pub(crate) fn tokenizer(self, folder: &Path) -> Self {
+        Self { tokenizer: folder.to_owned(), ..self }
+    }
+
     pub(crate) fn more(self, more: &str) -> Self {
         Self { more: format!("{}{more}\n", self.more), ..self }
     }
@@ -133,10 +140,11 @@ impl Setup {
         let workers = if workers.is_empty() { " []" } else { &workers };
         let listed = format!("\n  backend: Static\n  workers:{workers}");
         let discovery = self.discovery.as_ref().unwrap_or(&listed);
+        let tokenizer = &self.tokenizer;
         format!(
             "schemaVersion: 1
 pool: {{name: demo}}
-model: {{name: {MODEL}, tokenizer: {{path: {TOKENIZER:?}}}}}
+model: {{name: {MODEL}, tokenizer: {{path: {tokenizer:?}}}}}
 blockSize: 16
 policy: {}
 listen: {{http: \"127.0.0.1:0\", metrics: \"127.0.0.1:0\", admin: \"127.0.0.1:0\"}}

@@ -14,6 +14,7 @@ mod kubernetes;
 mod lifecycle;
 mod nats;
 mod policies;
+mod prompts;
 mod raw_worker;
 mod requests;
 mod routing;

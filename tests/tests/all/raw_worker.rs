@@ -85,8 +85,11 @@ async fn serve(
 ) -> std::io::Result<()> {
     let received = receive(&mut stream).await?;
     if !received.head.starts_with("POST ") {
-        let status = if received.head.starts_with("GET /v1/models ") { "200 OK" } else { "404 Not Found" };
-        let body = if status == "200 OK" { models } else { "" };
+        let (status, body) = match received.head.split(' ').nth(1) {
+            Some("/v1/models") => ("200 OK", models),
+            Some("/health") => ("200 OK", ""),
+            _ => ("404 Not Found", ""),
+        };
         let length = body.len();
         let answer =
             format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}");

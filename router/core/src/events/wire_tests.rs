@@ -622,6 +622,7 @@ fn a_bad_event_says_whether_a_removal_was_lost() {
     check_packed("a tag that is not UTF-8", &bad_tag, lost_removal(utf8));
 }
 
+/// Case B09.
 #[test]
 fn a_very_long_store_is_read_and_so_are_its_siblings() {
     let tokens: Vec<u32> = (100_000..1_600_000).collect();
