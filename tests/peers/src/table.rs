@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 /// All rows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Table {
+    /// Whom ours is compared with.
+    peer: &'static str,
     rows: Vec<Row>,
 }
 
@@ -29,13 +31,19 @@ enum Verdict {
 const GATED: f64 = 1.5;
 
 impl Table {
+    /// An empty table of comparisons with `peer`.
+    pub(crate) fn beside(peer: &'static str) -> Self {
+        Self { peer, rows: Vec::new() }
+    }
+
     /// Adds a ratio from pairs of (ours, theirs), of which less is better.
     pub(crate) fn ratio(&mut self, name: String, unit: &'static str, pairs: &[(f64, f64)], bar: f64) {
         let logs: Vec<f64> = pairs.iter().map(|(ours, theirs)| (theirs / ours).ln()).collect();
         let (mean, half) = interval(&logs);
         let median = |side: fn(&(f64, f64)) -> f64| {
             let mut all: Vec<f64> = pairs.iter().map(side).collect();
-            crate::shapes::quantile(&mut all, 0.5)
+            all.sort_unstable_by(f64::total_cmp);
+            all[all.len() / 2]
         };
         let verdict =
             Verdict::Ratio { mean: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp(), bar };
@@ -75,7 +83,10 @@ impl Table {
         let rows = self.rows.iter().map(|row| row.text() + "\n");
         let header = format!(
             "\n{:44} {:>10} {:>10}  {:18} ratio (95 % interval), bar\n",
-            "theirs: dynamo-kv-router 1.6.1", "ours", "theirs", ""
+            format!("theirs: {}", self.peer),
+            "ours",
+            "theirs",
+            ""
         );
         header + &rows.collect::<String>()
     }
@@ -83,8 +94,7 @@ impl Table {
     /// The table for machines.
     pub(crate) fn json(&self, pairs: usize) -> String {
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
-        let table =
-            json!({"peer": "dynamo-kv-router 1.6.1", "pairs": pairs, "machine": machine(), "rows": rows});
+        let table = json!({"peer": self.peer, "pairs": pairs, "machine": machine(), "rows": rows});
         format!("{table:#}\n")
     }
 }
