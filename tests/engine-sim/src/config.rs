@@ -113,6 +113,13 @@ pub struct Config {
     /// Adapters, `NAME` or `NAME=PATH`; repeatable.
     #[arg(long)]
     pub lora: Vec<Lora>,
+    /// Keep no prefixes: vLLM's `--no-enable-prefix-caching`, SGLang's `--disable-radix-cache`.
+    #[arg(long)]
+    pub no_prefix_caching: bool,
+    /// Tell every store a second time for a group with a sliding window, as vLLM does for
+    /// models with both kinds of attention.
+    #[arg(long)]
+    pub hybrid: bool,
     /// `PYTHONHASHSEED` of a vLLM process. Unset, vLLM up to 0.28 roots its hashes at
     /// random in each process.
     #[arg(long)]
@@ -165,6 +172,14 @@ impl Wire {
         match self {
             Self::Vllm032 | Self::Vllm033 | Self::Sglang0523 => true,
             Self::Vllm022 | Self::Sglang0518 => false,
+        }
+    }
+
+    /// Whether a chat may bring its own token ids: vLLM since 0.27, SGLang since 0.5.13.
+    pub const fn takes_token_ids(self) -> bool {
+        match self {
+            Self::Vllm032 | Self::Vllm033 | Self::Sglang0518 | Self::Sglang0523 => true,
+            Self::Vllm022 => false,
         }
     }
 

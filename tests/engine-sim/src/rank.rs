@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::cache::{self, CacheKey, PrefixCache, RequestId, Usage};
 use crate::clock;
 use crate::config::Config;
-use crate::events::{Event, encode_batch};
+use crate::events::{Event, Removed, Stored, encode_batch};
 use crate::publisher::Publisher;
 
 /// How far the step clock may lag before it gives up catching up with the wall clock.
@@ -87,6 +87,8 @@ struct State {
     stall_until: Option<Instant>,
     drop_batches: u32,
     page_size_lie: Option<u64>,
+    /// What of a hit the engine reports to have used, in percent.
+    hit_percent: usize,
 }
 
 struct Sequence {
@@ -128,6 +130,7 @@ impl Rank {
             stall_until: None,
             drop_batches: 0,
             page_size_lie: None,
+            hit_percent: 100,
         };
         Arc::new(Self { state: Mutex::new(state), wake: Notify::new() })
     }
@@ -224,6 +227,12 @@ impl Rank {
     /// Events report this block size; none tells the truth.
     pub(crate) fn lie_about_page_size(&self, page_size: Option<u64>) {
         self.state.lock().page_size_lie = page_size;
+    }
+
+    /// Reports to have used only this share of every hit, in whole pages: what a model with
+    /// several kinds of attention does when one group has dropped what another holds.
+    pub(crate) fn use_of_hits(&self, percent: u8) {
+        self.state.lock().hit_percent = usize::from(percent);
     }
 
     pub(crate) fn publish_garbage(&self, count: u32) {
@@ -338,9 +347,11 @@ impl State {
             };
             sequence.computed = started.hit;
             if sequence.cached_tokens.is_none() {
-                sequence.cached_tokens = Some(started.hit);
+                let page = self.config.page_size as usize;
+                let used = started.hit * self.hit_percent / 100 / page * page;
+                sequence.cached_tokens = Some(used);
                 self.counters.queried_tokens += sequence.job.prompt.len() as u64;
-                self.counters.hit_tokens += started.hit as u64;
+                self.counters.hit_tokens += used as u64;
             }
             plan.work.push((sequence.id, started.scheduled));
             plan.prefill_tokens += started.scheduled;
@@ -405,6 +416,9 @@ impl State {
         if events.is_empty() || self.publisher.is_none() {
             return;
         }
+        if self.config.hybrid {
+            events = with_windows(events);
+        }
         if let Some(lie) = self.page_size_lie {
             for event in &mut events {
                 if let Event::Stored(stored) = event {
@@ -424,6 +438,25 @@ impl State {
         publisher.publish(self.next_seq, payload, lost);
         self.next_seq += 1;
     }
+}
+
+/// Every store once more for the group with a sliding window, which keeps the same pages here.
+fn with_windows(events: Vec<Event>) -> Vec<Event> {
+    let of_window = |event: &Event| match event {
+        Event::Stored(stored) => Some(Event::Stored(Box::new(Stored {
+            group_idx: Some(1),
+            kv_cache_spec_kind: Some("sliding_window".to_owned()),
+            kv_cache_spec_sliding_window: Some(4096),
+            ..(**stored).clone()
+        }))),
+        Event::Removed(removed) => Some(Event::Removed(Removed { group_idx: Some(1), ..removed.clone() })),
+        Event::Cleared => None,
+    };
+    let pair = |event: Event| {
+        let second = of_window(&event);
+        std::iter::once(event).chain(second)
+    };
+    events.into_iter().flat_map(pair).collect()
 }
 
 #[cfg(test)]

@@ -217,3 +217,51 @@ async fn what_arrived_is_remembered_byte_for_byte() {
     assert_eq!(rank(&engine).await["requests_total"], 0);
     assert_eq!(get(&engine, "/sim/state").await.json()["requests"], json!([]));
 }
+
+/// Directory of the small tokenizer.
+const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer");
+
+#[tokio::test]
+async fn a_chats_own_ids_are_used_where_the_release_takes_them() {
+    for wire in WIRES {
+        let engine = start(wire, |config| config.tokenizer = Some(TOKENIZER.into())).await;
+        let messages = json!([{"role": "user", "content": "hello"}]);
+        let mut body = json!({"messages": messages, "max_tokens": 1});
+        let ids = post(&engine, "/tokenize", json!({"messages": messages})).await.json()["tokens"].clone();
+        assert_eq!(post(&engine, "/v1/chat/completions", body.clone()).await.status, 200);
+        if wire.is_vllm() {
+            body["kv_transfer_params"] = json!({"prompt_token_ids": ids});
+        } else {
+            body["input_ids"] = ids;
+        }
+        assert_eq!(post(&engine, "/v1/chat/completions", body).await.status, 200);
+        let state = get(&engine, "/sim/state").await.json();
+        let [plain, given] = [0, 1].map(|at| state["requests"][at].clone());
+        assert_eq!(plain["prompt_sha256"], given["prompt_sha256"], "{wire:?}");
+        let takes = wire != Wire::Vllm022;
+        assert_eq!((&plain["given_ids"], &given["given_ids"]), (&json!(false), &json!(takes)), "{wire:?}");
+        assert_eq!(state["given_ids_total"], u64::from(takes));
+    }
+}
+
+#[tokio::test]
+async fn a_response_is_continued_by_the_engine_that_made_it() {
+    let engine = start(Wire::Vllm033, |config| config.tokenizer = Some(TOKENIZER.into())).await;
+    let ask = async |previous: Option<&str>, stream: bool| {
+        let body = json!({"input": "hello", "max_output_tokens": 2, "previous_response_id": previous, "stream": stream});
+        post(&engine, "/v1/responses", body).await
+    };
+    let first = ask(None, false).await.json();
+    assert_eq!((&first["object"], &first["status"]), (&json!("response"), &json!("completed")));
+    let id = first["id"].as_str().unwrap();
+    let second = ask(Some(id), false).await.json();
+    let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64().unwrap();
+    assert!(tokens(&second) > tokens(&first) + 4, "question, answer and question");
+    let streamed = ask(Some(id), true).await.text;
+    let kinds: Vec<&str> = streamed.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+    let deltas = ["response.output_text.delta"; 2];
+    let expected =
+        [&["response.created", "response.in_progress"][..], &deltas, &["response.completed"]].concat();
+    assert_eq!(kinds, expected);
+    assert_eq!(ask(Some("resp_unknown"), false).await.status, 404);
+}

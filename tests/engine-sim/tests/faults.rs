@@ -189,3 +189,37 @@ async fn a_stopped_engine_leaves_its_ports() {
     engine.stop().await;
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }
+
+#[tokio::test]
+async fn tokenize_fails_on_demand_and_templates_change() {
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer");
+    let engine = start(Wire::Sglang0523, |config| config.tokenizer = Some(tokenizer.into())).await;
+    let chat = json!({"messages": [{"role": "user", "content": "hello"}]});
+    let ask = async |body: &Value| post(&engine, "/v1/tokenize", body.clone()).await;
+    let own = ask(&chat).await.json()["tokens"].clone();
+    fault(&engine, json!({"chat_template": "{{ messages[0].content }}"})).await;
+    assert_ne!(ask(&chat).await.json()["tokens"], own);
+    fault(&engine, json!({"chat_template": ""})).await;
+    assert_eq!(ask(&chat).await.json()["tokens"], own);
+    assert_eq!(post(&engine, "/sim/fault", json!({"chat_template": "{% if"})).await.status, 400);
+    fault(&engine, json!({"tokenize": "texts"})).await;
+    let statuses = (ask(&chat).await.status, ask(&json!({"prompt": "hello"})).await.status);
+    assert_eq!(statuses, (400, 200));
+    fault(&engine, json!({"tokenize": "missing"})).await;
+    assert_eq!(ask(&chat).await.status, 404);
+    fault(&engine, json!({"tokenize": "hang"})).await;
+    assert!(tokio::time::timeout(PATIENCE, ask(&chat)).await.is_err());
+}
+
+#[tokio::test]
+async fn usage_reports_part_of_a_hit_on_demand() {
+    let engine = start(Wire::Vllm033, |config| config.page_size = 4).await;
+    let tokens: Vec<u32> = (0..33).collect();
+    let cached = async || complete(&engine, &tokens, 1).await;
+    assert_eq!(cached().await, 0);
+    assert_eq!(cached().await, 32);
+    fault(&engine, json!({"hit_percent": 60})).await;
+    assert_eq!(cached().await, 16, "whole pages");
+    fault(&engine, json!({"hit_percent": 100})).await;
+    assert_eq!(cached().await, 32);
+}

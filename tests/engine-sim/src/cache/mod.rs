@@ -69,13 +69,50 @@ pub(crate) fn new(config: &Config) -> Box<dyn PrefixCache> {
     let process = now.as_secs() ^ (u64::from(now.subsec_nanos()) << 32);
     let rule = ChainRule::new(config.wire, page_size, config.hash_seed.as_deref(), process);
     let pages = config.num_pages as usize;
-    match config.wire {
+    let cache: Box<dyn PrefixCache> = match config.wire {
         Wire::Vllm022 | Wire::Vllm032 | Wire::Vllm033 => {
             Box::new(blocks::BlockPool::new(config.wire, page_size, pages, rule))
         }
         Wire::Sglang0518 | Wire::Sglang0523 => {
             Box::new(radix::RadixTree::new(config.wire, page_size, pages, rule))
         }
+    };
+    if config.no_prefix_caching { Box::new(Forgetful(cache)) } else { cache }
+}
+
+/// A cache without prefixes: no request finds what another one left, and nobody hears of it.
+struct Forgetful(Box<dyn PrefixCache>);
+
+impl PrefixCache for Forgetful {
+    fn start(&mut self, id: RequestId, key: &CacheKey, tokens: &[u32], most: usize) -> Option<Started> {
+        // A salt that no other request has.
+        let namespace = Namespace { cache_salt: Some(format!("request {id}")), ..key.namespace.clone() };
+        self.0.start(id, &CacheKey { namespace, ..key.clone() }, tokens, most)
+    }
+
+    fn grow(&mut self, id: RequestId, tokens: &[u32], upto: usize) -> bool {
+        self.0.grow(id, tokens, upto)
+    }
+
+    fn prefilled(&mut self, id: RequestId, tokens: &[u32], upto: usize) {
+        self.0.prefilled(id, tokens, upto);
+    }
+
+    fn release(&mut self, id: RequestId, tokens: &[u32], computed: usize) {
+        self.0.release(id, tokens, computed);
+    }
+
+    fn clear(&mut self) -> bool {
+        self.0.clear()
+    }
+
+    fn take_events(&mut self) -> Vec<Event> {
+        drop(self.0.take_events());
+        Vec::new()
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { cached: 0, ..self.0.usage() }
     }
 }
 
@@ -112,6 +149,20 @@ mod tests {
             check("smaller pages, the same rule", 16, 64, 48);
             check("pages of one token", 1, 7, 6);
             check("shorter than a page", 16, 15, 0);
+        }
+    }
+
+    #[test]
+    fn without_prefix_caching_nothing_is_found_and_nothing_is_told() {
+        for wire in WIRES {
+            let config = Config { wire, page_size: 4, num_pages: 64, ..Config::default() };
+            let mut cache = new(&Config { no_prefix_caching: true, ..config });
+            let tokens: Vec<u32> = (0..32).collect();
+            for id in 0..3 {
+                assert_eq!(run(&mut *cache, id, &CacheKey::default(), &tokens), 0, "{wire:?}");
+                assert!(cache.take_events().is_empty(), "{wire:?}");
+            }
+            assert_eq!(cache.usage().cached, 0, "{wire:?}");
         }
     }
 

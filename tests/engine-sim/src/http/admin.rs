@@ -1,6 +1,7 @@
 //! The simulator's own endpoints: faults on demand, what the engine saw, a way back to empty.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -25,6 +26,7 @@ pub(super) struct Faults {
     hang: u32,
     pub(super) die_after_chunks: Option<usize>,
     unhealthy: bool,
+    tokenize: Tokenize,
 }
 
 /// Body of `POST /sim/fault`; any number of faults at once.
@@ -44,6 +46,11 @@ struct FaultRequest {
     /// 0 tells the truth again.
     page_size_lie: Option<u64>,
     health: Option<Health>,
+    /// Chats are rendered with this template; an empty one is the model's own again.
+    chat_template: Option<String>,
+    tokenize: Option<Tokenize>,
+    /// Share of hits that is reported to have been used.
+    hit_percent: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -60,7 +67,34 @@ enum Health {
     Fail,
 }
 
+/// What `/tokenize` does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Tokenize {
+    #[default]
+    Ok,
+    /// There is no such endpoint.
+    Missing,
+    /// It never answers.
+    Hang,
+    /// It knows texts and no chats, as older releases of SGLang.
+    Texts,
+}
+
 impl Engine {
+    /// What a fault answers to `/tokenize`, if there is one. May never return.
+    pub(super) async fn faulty_tokenize(&self, is_a_chat: bool) -> Option<Response> {
+        let fault = self.faults.lock().tokenize;
+        let status = match fault {
+            Tokenize::Ok => return None,
+            Tokenize::Texts if !is_a_chat => return None,
+            Tokenize::Texts => StatusCode::BAD_REQUEST,
+            Tokenize::Missing => StatusCode::NOT_FOUND,
+            Tokenize::Hang => std::future::pending().await,
+        };
+        Some(self.refuse(&Refusal { status, message: "refused by the simulator".to_owned() }))
+    }
+
     /// What a pending fault answers to an inference request, if there is one. May never return.
     pub(super) async fn faulty_answer(&self) -> Option<Response> {
         let (hangs, refused) = {
@@ -105,6 +139,7 @@ impl Engine {
         if let Some(health) = request.health {
             faults.unhealthy = matches!(health, Health::Fail);
         }
+        faults.tokenize = request.tokenize.unwrap_or(faults.tokenize);
     }
 }
 
@@ -124,6 +159,9 @@ fn apply_to_rank(rank: &Rank, request: &FaultRequest) {
     if let Some(lie) = request.page_size_lie {
         rank.lie_about_page_size(Some(lie).filter(|lie| *lie > 0));
     }
+    if let Some(percent) = request.hit_percent {
+        rank.use_of_hits(percent.min(100));
+    }
 }
 
 pub(super) async fn fault(State(engine): State<Arc<Engine>>, body: Bytes) -> Response {
@@ -135,6 +173,11 @@ pub(super) async fn fault(State(engine): State<Arc<Engine>>, body: Bytes) -> Res
     let bad_status = request.refuse.is_some_and(|refuse| !(400..600).contains(&refuse.status));
     if bad_rank || bad_status {
         return engine.refuse(&Refusal::bad_request("rank or status is out of range"));
+    }
+    if let Some(Err(error)) =
+        request.chat_template.as_deref().map(|source| engine.prompter.use_template(source))
+    {
+        return engine.refuse(&Refusal::bad_request(format!("chat_template: {error}")));
     }
     engine.apply(&request);
     if request.restart && request.rank.is_none() {
@@ -176,13 +219,18 @@ pub(super) async fn state(State(engine): State<Arc<Engine>>) -> Response {
             "rank": received.rank,
             "body_sha256": received.body_sha256,
             "body_bytes": received.body_bytes,
+            "prompt_sha256": received.prompt_sha256,
+            "prompt_tokens": received.prompt_tokens,
+            "given_ids": received.given_ids,
             "headers": received.headers,
         })
     };
     let recent: Vec<Value> = engine.recent.lock().iter().map(request).collect();
     let healthy = engine.is_healthy();
     let version = engine.config.wire.version();
-    let body = json!({"version": version, "healthy": healthy, "ranks": ranks, "requests": recent});
+    let given = engine.given_ids.load(Ordering::Relaxed);
+    let body = json!({"version": version, "healthy": healthy, "ranks": ranks, "requests": recent,
+                      "given_ids_total": given});
     json_response(StatusCode::OK, &body)
 }
 
@@ -199,5 +247,6 @@ pub(super) async fn reset(State(engine): State<Arc<Engine>>) -> Response {
         rank.reset_counters();
     }
     engine.recent.lock().clear();
+    engine.given_ids.store(0, Ordering::Relaxed);
     json_response(StatusCode::OK, &json!({"ok": true}))
 }

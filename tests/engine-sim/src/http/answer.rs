@@ -170,6 +170,22 @@ impl Answering {
         self.closed
     }
 
+    /// The text of the first answer.
+    pub(super) fn text(&self) -> String {
+        self.output.answers[0].pieces.concat()
+    }
+
+    /// What the next token of an answer adds to its text.
+    pub(super) fn next_piece(&self, progress: &Progress) -> String {
+        self.output.answers[progress.choice].pieces[self.generated[progress.choice]].clone()
+    }
+
+    /// Tokens of the prompt, of these cached, and tokens generated.
+    pub(super) fn counts(&self) -> (usize, usize, usize) {
+        let prompt = self.output.prompts.iter().map(Vec::len).sum();
+        (prompt, self.cached_prompt_tokens(), self.generated.iter().sum())
+    }
+
     pub(super) fn advance(&mut self, progress: Progress) {
         self.generated[progress.choice] += 1;
         self.cached[progress.choice] = progress.cached_tokens;

@@ -80,13 +80,35 @@ pub(super) fn prompts(engine: &Engine, kind: Kind, body: &Value) -> Result<Vec<V
     Ok(prompts)
 }
 
+/// Token ids that a chat brings along; null where it has none or the engine takes none.
+fn ids_of_chat<'a>(engine: &Engine, body: &'a Value) -> &'a Value {
+    match (engine.config.wire.takes_token_ids(), engine.config.wire.is_vllm()) {
+        (false, _) => &Value::Null,
+        // Both need the messages rendered.
+        (true, true) if body["echo"] == true || has_media(body) => &Value::Null,
+        (true, true) => &body["kv_transfer_params"]["prompt_token_ids"],
+        (true, false) => &body["input_ids"],
+    }
+}
+
+fn has_media(body: &Value) -> bool {
+    let parts = |message: &Value| message["content"].as_array().cloned().unwrap_or_default();
+    let messages = body["messages"].as_array().into_iter().flatten();
+    messages.flat_map(parts).any(|part| part["type"] != "text")
+}
+
+/// Whether all prompts of a body are token ids already.
+pub(super) fn brings_ids(engine: &Engine, kind: Kind, body: &Value) -> bool {
+    let is_text = |item: &Value| item.is_string();
+    match kind {
+        Kind::Chat => !ids_of_chat(engine, body).is_null(),
+        Kind::Completion => body["prompt"].as_array().is_some_and(|list| !list.iter().any(is_text)),
+    }
+}
+
 /// A chat's tokens: handed over by the client where the engine takes them, else rendered.
 fn chat_prompt(engine: &Engine, body: &Value) -> Result<Vec<u32>, Refusal> {
-    let given = if engine.config.wire.is_vllm() {
-        &body["kv_transfer_params"]["prompt_token_ids"]
-    } else {
-        &body["input_ids"]
-    };
+    let given = ids_of_chat(engine, body);
     if given.is_null() {
         return Ok(engine.prompter.encode_chat(body)?);
     }

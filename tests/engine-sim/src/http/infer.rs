@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 
 use super::answer::{Answering, Output};
-use super::body::{Kind, Wanted, completion_prompts, named_rank, prompts, token_ids};
+use super::body::{Kind, Wanted, brings_ids, completion_prompts, named_rank, prompts, token_ids};
 use super::{Engine, Refusal, json_response};
 use crate::cache::RequestId;
 use crate::prompt::Answer;
@@ -24,7 +24,7 @@ const MAX_PENDING_CHUNKS: usize = 64;
 const EMBEDDING_SIZE: usize = 8;
 
 /// Requests of one HTTP request; dropping it aborts those that still run.
-struct Running {
+pub(super) struct Running {
     rank: Arc<Rank>,
     ids: Vec<RequestId>,
 }
@@ -66,7 +66,7 @@ async fn infer(engine: Arc<Engine>, kind: Kind, path: &str, headers: HeaderMap, 
 }
 
 /// Checks a request, tokenises it and hands it to a rank.
-async fn accept(
+pub(super) async fn accept(
     engine: &Arc<Engine>,
     kind: Kind,
     serial: u64,
@@ -77,6 +77,7 @@ async fn accept(
     check_model(engine, &body)?;
     let wanted = Wanted::read(engine, kind, headers, &body)?;
     let named = named_rank(engine, headers, &body)?;
+    let given_ids = brings_ids(engine, kind, &body);
     let prompts = {
         let engine = Arc::clone(engine);
         blocking(move || prompts(&engine, kind, &body)).await?
@@ -85,7 +86,7 @@ async fn accept(
         check_length(engine, prompt.len(), wanted.max_tokens)?;
     }
     let rank = named.unwrap_or_else(|| least_loaded(&engine.ranks));
-    engine.assign(serial, rank);
+    engine.assign(serial, rank, &prompts, given_ids);
     let answer = |at: usize| {
         let prompt = &prompts[at / wanted.answers];
         engine.prompter.answer(prompt, at % wanted.answers, wanted.max_tokens)
@@ -108,7 +109,7 @@ async fn accept(
     Ok((running, progress, output))
 }
 
-fn parse(body: &[u8]) -> Result<Value, Refusal> {
+pub(super) fn parse(body: &[u8]) -> Result<Value, Refusal> {
     match serde_json::from_slice(body) {
         Ok(body @ Value::Object(_)) => Ok(body),
         Ok(_) => Err(Refusal::bad_request("the body must be a JSON object")),
@@ -234,8 +235,14 @@ pub(super) async fn tokenize(State(engine): State<Arc<Engine>>, body: Bytes) -> 
     let vllm = engine.config.wire.is_vllm();
     let most = engine.config.max_model_len;
     let shared = Arc::clone(&engine);
+    let body = match parse(&body) {
+        Ok(body) => body,
+        Err(refusal) => return engine.refuse(&refusal),
+    };
+    if let Some(response) = engine.faulty_tokenize(body["messages"].is_array()).await {
+        return response;
+    }
     let tokens = blocking(move || {
-        let body = parse(&body)?;
         check_model(&shared, &body)?;
         if body["messages"].is_array() {
             return Ok(shared.prompter.encode_chat(&body)?);

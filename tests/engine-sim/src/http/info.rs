@@ -113,6 +113,7 @@ pub(super) async fn server_info(State(engine): State<Arc<Engine>>) -> Response {
         "chunked_prefill_size": config.chunk_tokens,
         "page_size": config.page_size,
         "dp_size": config.dp_size,
+        "disable_radix_cache": config.no_prefix_caching,
         "disaggregation_mode": "null",
         "status": "ready",
         "max_total_num_tokens": total,
@@ -204,7 +205,10 @@ fn write_cache_config(out: &mut String, engine: &Engine, ranks: usize) {
         let mut labels = vec![
             ("block_size", page.to_string()),
             ("cache_dtype", "auto".to_owned()),
-            ("enable_prefix_caching", "True".to_owned()),
+            (
+                "enable_prefix_caching",
+                if engine.config.no_prefix_caching { "False" } else { "True" }.to_owned(),
+            ),
             ("engine", rank.to_string()),
             ("mamba_block_size", "None".to_owned()),
             ("num_gpu_blocks", pages.to_string()),

@@ -8,6 +8,7 @@ mod body;
 mod connection;
 mod infer;
 mod info;
+mod responses;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -50,6 +51,10 @@ pub(crate) struct Engine {
     faults: Mutex<admin::Faults>,
     recent: Mutex<VecDeque<Received>>,
     serial: AtomicU64,
+    /// Requests whose prompts came as token ids.
+    given_ids: AtomicU64,
+    /// Conversations that `/v1/responses` can go on from, the oldest first.
+    responses: Mutex<VecDeque<(String, Vec<Value>)>>,
 }
 
 /// A request as it arrived.
@@ -61,6 +66,11 @@ struct Received {
     headers: Vec<(String, String)>,
     /// Where it went; none when it got nowhere.
     rank: Option<usize>,
+    /// Digest over the ids of its prompts, each in four bytes, little end first.
+    prompt_sha256: Option<String>,
+    prompt_tokens: usize,
+    /// Whether its prompts came as token ids.
+    given_ids: bool,
 }
 
 /// What a client is told when its request fails; the shape is the engine's.
@@ -87,6 +97,8 @@ impl Engine {
             faults: Mutex::new(admin::Faults::default()),
             recent: Mutex::new(VecDeque::new()),
             serial: AtomicU64::new(0),
+            given_ids: AtomicU64::new(0),
+            responses: Mutex::new(VecDeque::new()),
         })
     }
 
@@ -97,10 +109,13 @@ impl Engine {
         let received = Received {
             serial,
             path: path.to_owned(),
-            body_sha256: Sha256::digest(body).iter().map(|byte| format!("{byte:02x}")).collect(),
+            body_sha256: hex(&Sha256::digest(body)),
             body_bytes: body.len(),
             headers: headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect(),
             rank: None,
+            prompt_sha256: None,
+            prompt_tokens: 0,
+            given_ids: false,
         };
         let mut recent = self.recent.lock();
         if recent.len() == MAX_RECENT {
@@ -110,9 +125,15 @@ impl Engine {
         serial
     }
 
-    fn assign(&self, serial: u64, rank: usize) {
+    /// Remembers where a request went and what its prompts are.
+    fn assign(&self, serial: u64, rank: usize, prompts: &[Vec<u32>], given_ids: bool) {
+        self.given_ids.fetch_add(u64::from(given_ids), Ordering::Relaxed);
         if let Some(received) = self.recent.lock().iter_mut().find(|received| received.serial == serial) {
-            received.rank = Some(rank);
+            let mut hasher = Sha256::new();
+            prompts.iter().flatten().for_each(|token| hasher.update(token.to_le_bytes()));
+            received.prompt_sha256 = Some(hex(&hasher.finalize()));
+            received.prompt_tokens = prompts.iter().map(Vec::len).sum();
+            (received.rank, received.given_ids) = (Some(rank), given_ids);
         }
     }
 
@@ -153,6 +174,7 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/v1/chat/completions", post(infer::chat))
         .route("/v1/completions", post(infer::completions))
         .route("/v1/embeddings", post(infer::embeddings))
+        .route("/v1/responses", post(responses::respond))
         .route("/tokenize", post(infer::tokenize))
         .route("/detokenize", post(infer::detokenize))
         .route("/v1/models", get(info::models))
@@ -182,6 +204,10 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         own
     };
     common.merge(own).layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).with_state(engine)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn json_response(status: StatusCode, body: &Value) -> Response {

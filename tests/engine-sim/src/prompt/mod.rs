@@ -4,11 +4,13 @@
 //! Chats are encoded without special tokens (the template wrote them), completions with.
 
 mod template;
+mod tools;
 mod words;
 
 use std::path::Path;
 
-use serde_json::Value;
+use parking_lot::RwLock;
+use serde_json::{Map, Value};
 use tokenizers::pipeline::{EncodeOptions, PipelineToken, PipelineTokenizer};
 
 use crate::config::Wire;
@@ -49,6 +51,8 @@ pub(crate) struct Prompter {
     wire: Wire,
     tokenizer: Option<PipelineTokenizer>,
     template: Option<ChatTemplate>,
+    /// What stands in for the model's own template, by a fault.
+    other_template: RwLock<Option<ChatTemplate>>,
     words: Words,
 }
 
@@ -56,7 +60,14 @@ impl Prompter {
     /// Reads the tokenizer in `directory`, if there is one.
     pub(crate) fn load(wire: Wire, directory: Option<&Path>) -> Result<Self, PromptError> {
         let Some(directory) = directory else {
-            return Ok(Self { wire, tokenizer: None, template: None, words: Words::without_tokenizer() });
+            let words = Words::without_tokenizer();
+            return Ok(Self {
+                wire,
+                tokenizer: None,
+                template: None,
+                other_template: RwLock::default(),
+                words,
+            });
         };
         let file = directory.join("tokenizer.json");
         let failed = |source| PromptError::Load { file: file.display().to_string(), source };
@@ -64,7 +75,14 @@ impl Prompter {
         let tokenizer = tokenizers::from_json(&json).map_err(failed)?;
         let template = ChatTemplate::load(directory)?;
         let words = Words::of(&tokenizer);
-        Ok(Self { wire, tokenizer: Some(tokenizer), template, words })
+        Ok(Self { wire, tokenizer: Some(tokenizer), template, other_template: RwLock::default(), words })
+    }
+
+    /// Renders chats with `source` from now on; with the model's own template where it is empty.
+    pub(crate) fn use_template(&self, source: &str) -> Result<(), PromptError> {
+        let other = if source.is_empty() { None } else { Some(ChatTemplate::new(source, Map::new())?) };
+        *self.other_template.write() = other;
+        Ok(())
     }
 
     /// Token ids of a completion's text.
@@ -75,7 +93,8 @@ impl Prompter {
     /// Token ids of a chat body.
     pub(crate) fn encode_chat(&self, body: &Value) -> Result<Vec<u32>, PromptError> {
         let tokenizer = self.tokenizer()?;
-        let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
+        let other = self.other_template.read();
+        let template = other.as_ref().or(self.template.as_ref()).ok_or(PromptError::NoTemplate)?;
         let text = template.render(self.wire, body)?;
         encode(tokenizer, &text, &EncodeOptions::no_specials())
     }

@@ -8,7 +8,7 @@ use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, syntax::SyntaxConfig};
 use serde_json::{Map, Value, json};
 
-use super::PromptError;
+use super::{PromptError, tools};
 use crate::clock;
 use crate::config::Wire;
 
@@ -37,7 +37,7 @@ impl ChatTemplate {
         Ok(Some(Self::new(&source, special_tokens(&config))?))
     }
 
-    fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self, Error> {
+    pub(super) fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self, Error> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
         environment.set_syntax(syntax);
@@ -106,7 +106,7 @@ impl ChatTemplate {
         context.insert("add_generation_prompt".to_owned(), generation);
         context.insert("messages".to_owned(), Value::Array(messages));
         // Absent and null are none to a template, as transformers passes them.
-        context.insert("tools".to_owned(), body.get("tools").cloned().unwrap_or(Value::Null));
+        context.insert("tools".to_owned(), tools::shown(wire, &body["tools"]));
         context.insert("documents".to_owned(), body.get("documents").cloned().unwrap_or(Value::Null));
         if let Some(effort) = body["reasoning_effort"].as_str() {
             context.insert("reasoning_effort".to_owned(), json!(effort));
