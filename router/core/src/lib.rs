@@ -8,7 +8,8 @@
 //!
 //! Read the modules in the order in which a request passes through them:
 //! [`blocks`], [`index`], [`policy`], [`receipts`]; and an engine's events:
-//! [`events`], [`trust`], [`index`]. [`replay`] repeats decisions offline, [`json`]
+//! [`events`], [`trust`], [`index`]; [`reconcile`] compares what was predicted with
+//! what engines found. [`replay`] repeats decisions offline, [`json`]
 //! writes and reads what both leave behind.
 
 pub mod blocks;
@@ -18,6 +19,7 @@ pub mod index;
 pub mod json;
 pub mod policy;
 pub mod receipts;
+pub mod reconcile;
 pub mod replay;
 pub mod trust;
 pub mod units;

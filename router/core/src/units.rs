@@ -82,6 +82,22 @@ impl TierHits {
         self.device + self.host + self.disk
     }
 
+    /// Cut to `limit` blocks. What is cut is the deepest blocks; of mixed tiers the
+    /// slower ones go first, which is where the deep blocks of an offloaded prefix
+    /// are.
+    pub fn at_most(self, limit: u64) -> Self {
+        let mut excess = self.total().saturating_sub(limit);
+        let mut cut = |blocks: u64| {
+            let taken = blocks.min(excess);
+            excess -= taken;
+            blocks - taken
+        };
+        let disk = cut(self.disk);
+        let host = cut(self.host);
+        let device = cut(self.device);
+        Self { device, host, disk }
+    }
+
     /// Counts one more block in `tier`.
     pub fn add(&mut self, tier: Tier) {
         match tier {

@@ -15,17 +15,7 @@ pub fn limit(prompt: Tokens, size: BlockSize, paired: bool) -> u64 {
 /// deepest blocks; of mixed tiers the slower ones go first, which is where the
 /// deep blocks of an offloaded prefix are.
 pub fn usable(held: TierHits, prompt: Tokens, size: BlockSize, paired: bool) -> TierHits {
-    let limit = limit(prompt, size, paired);
-    let mut excess = held.total().saturating_sub(limit);
-    let mut cut = |blocks: u64| {
-        let taken = blocks.min(excess);
-        excess -= taken;
-        blocks - taken
-    };
-    let disk = cut(held.disk);
-    let host = cut(held.host);
-    let device = cut(held.device);
-    TierHits { device, host, disk }
+    held.at_most(limit(prompt, size, paired))
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use super::{
     Candidate, Decision, Evidence, Load, NoChoice, PickRequest, Settings, Switch, decide, follow_session,
 };
 use crate::blocks::{BlockHash, NamespaceId};
-use crate::ids::Target;
+use crate::ids::{Target, WorkerId};
 use crate::trust::Verdict;
 use crate::units::{BlockSize, Blocks, Millis, Tick, TierHits, Tokens};
 
@@ -359,6 +359,11 @@ impl Ledger {
     #[cfg(test)]
     pub(super) fn seats(&self) -> usize {
         self.desk.lock().accounts.len()
+    }
+
+    /// Ends the sessions that are bound to `worker`, which left.
+    pub fn forget_worker(&self, worker: &WorkerId) {
+        self.sessions.lock().remove_worker(worker);
     }
 
     /// Sessions that are bound.

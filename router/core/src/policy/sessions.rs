@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use crate::ids::{Role, Target};
+use crate::ids::{Role, Target, WorkerId};
 use crate::units::{Millis, Tick};
 
 /// Most bindings: at 200 bytes each about 13 MB.
@@ -64,6 +64,13 @@ pub enum SessionUse {
     Overloaded,
     /// The table is full of sessions in flight: not bound.
     Unbound,
+    /// It goes on from a response, and goes to the worker that made it.
+    ResponseFollowed,
+    /// The worker that made the response it goes on from left, is not ready or has
+    /// just failed.
+    ResponseGone,
+    /// Nobody here knows the response that it goes on from.
+    ResponseUnknown,
 }
 
 impl SessionUse {
@@ -76,6 +83,9 @@ impl SessionUse {
             Self::Replaced => "replaced",
             Self::Overloaded => "overloaded",
             Self::Unbound => "unbound",
+            Self::ResponseFollowed => "response_followed",
+            Self::ResponseGone => "response_gone",
+            Self::ResponseUnknown => "response_unknown",
         }
     }
 }
@@ -162,6 +172,13 @@ impl Sessions {
         }
     }
 
+    /// Ends all bindings to ranks of `worker`, which left: another process at its
+    /// address has none of their prompts.
+    pub fn remove_worker(&mut self, worker: &WorkerId) {
+        self.bindings.retain(|_, binding| binding.target.worker != *worker);
+        self.idle.retain(|_, key| self.bindings.contains_key(key));
+    }
+
     /// Bindings held.
     pub fn len(&self) -> usize {
         self.bindings.len()
@@ -192,7 +209,6 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::WorkerId;
 
     const TTL: Millis = Millis(1000);
 
@@ -225,6 +241,22 @@ mod tests {
         assert_eq!(sessions.bound(Tick(9_999), TTL, &key("a")), Some(target(2)));
         sessions.fail(&new);
         assert_eq!(sessions.bound(Tick(9_999), TTL, &key("a")), None);
+    }
+
+    #[test]
+    fn a_worker_that_left_has_no_sessions() {
+        let mut sessions = Sessions::default();
+        let elsewhere = Target::new(WorkerId::new("w:2"), 0);
+        let held = sessions.hold(&key("a"), &target(0)).expect("room");
+        let idle = sessions.hold(&key("b"), &target(1)).expect("room");
+        let other = sessions.hold(&key("c"), &elsewhere).expect("room");
+        sessions.release(Tick(1), &idle);
+        sessions.release(Tick(1), &other);
+        sessions.remove_worker(&WorkerId::new("w:1"));
+        let bound = ["a", "b", "c"].map(|id| sessions.bound(Tick(2), TTL, &key(id)));
+        assert_eq!(bound, [None, None, Some(elsewhere)]);
+        sessions.release(Tick(3), &held);
+        assert_eq!((sessions.len(), sessions.idle.len()), (1, 1), "a late release brings nothing back");
     }
 
     /// Case G32.

@@ -57,7 +57,8 @@ named!(DemandMode: Disabled "disabled", Shadow "shadow", Enabled "enabled");
 named!(SessionMode: Disabled "disabled", Prefill "prefill", Both "both");
 named!(SessionUse:
     None "none", New "new", Followed "followed", Replaced "replaced", Overloaded "overloaded",
-    Unbound "unbound",
+    Unbound "unbound", ResponseFollowed "response_followed", ResponseGone "response_gone",
+    ResponseUnknown "response_unknown",
 );
 named!(Evidence: Nothing "nothing", View "view", InFlight "in_flight", History "history");
 named!(Rejection: Overloaded "overloaded", ColdReserve "cold_reserve");
