@@ -48,6 +48,8 @@ words! {
         ConfigApplied,
         /// Routers can turn prompts into tokens.
         TokenizerReady,
+        /// Engines make the tokens that routers make.
+        RenderParity,
         /// Routers know what engines hold.
         IndexWarm,
         /// Page sizes are equal and divide the block size.
@@ -82,6 +84,7 @@ pub const ROUTER_TYPES: &[ConditionType] = &[
     ConditionType::RouterAvailable,
     ConditionType::ConfigApplied,
     ConditionType::TokenizerReady,
+    ConditionType::RenderParity,
     ConditionType::IndexWarm,
     ConditionType::EventsConnected,
     ConditionType::Degraded,
@@ -175,6 +178,12 @@ words! {
         TokenizerNotConfigured,
         /// The tokenizer cannot be loaded.
         TokenizerFailed,
+        /// Every engine makes the tokens that routers make.
+        RenderConfirmed,
+        /// An engine makes other tokens, so its cache earns no credit.
+        RenderDiverged,
+        /// Engines were not compared yet.
+        RenderPending,
         /// Every view is complete.
         Warm,
         /// Views are being fetched.
@@ -324,6 +333,20 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
         ],
     ),
     (
+        ConditionType::RenderParity,
+        &[
+            Reason::RenderConfirmed,
+            Reason::RenderDiverged,
+            Reason::RenderPending,
+            Reason::NotObservable,
+            Reason::NotRequired,
+            Reason::NoWorkers,
+            Reason::RouterUnreachable,
+            Reason::NoReplicas,
+            Reason::Pending,
+        ],
+    ),
+    (
         ConditionType::IndexWarm,
         &[
             Reason::Warm,
@@ -411,6 +434,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::VersionSkew,
             Reason::TokenizerNotConfigured,
             Reason::TokenizerFailed,
+            Reason::RenderDiverged,
             Reason::Syncing,
             Reason::ViewsIncomplete,
             Reason::PageSizeMismatch,

@@ -103,6 +103,9 @@ pub struct RouterConfig {
     /// What happens to a worker whose page size is not the others'.
     #[serde(default)]
     pub page_size_policy: PageSizePolicy,
+    /// Whether workers get the token ids of their prompts.
+    #[serde(default)]
+    pub forward_token_ids: ForwardTokenIds,
 }
 
 /// Live settings: a file that may change while the router runs. What is absent
@@ -145,6 +148,9 @@ pub struct LiveSettings {
     /// What happens to a worker whose page size is not the others'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_size_policy: Option<PageSizePolicy>,
+    /// Whether workers get the token ids of their prompts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward_token_ids: Option<ForwardTokenIds>,
     /// Selectors of other pools: a pod that carries all labels of one of them
     /// belongs to two pools and is not picked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -160,6 +166,17 @@ pub enum PageSizePolicy {
     Report,
     /// It is named and not picked.
     RequireParity,
+}
+
+/// Whether workers get the token ids of their prompts, so that they need not
+/// tokenise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ForwardTokenIds {
+    /// They get what the client sent.
+    #[default]
+    Never,
+    /// Those that were seen to make the same tokens, and whose release takes ids.
+    WhenConfirmed,
 }
 
 /// What a target may be given at most.

@@ -103,8 +103,50 @@ pub struct WorkerHealth {
     pub reason: String,
     /// Tokens per page, from its live endpoint; null while unknown.
     pub reported_page_size: Option<u32>,
+    /// Whether it makes the router's tokens; null of routers that do not compare.
+    #[serde(default)]
+    pub rendering: Option<RenderingHealth>,
     /// Its ranks.
     pub targets: Vec<TargetHealth>,
+}
+
+/// Whether a worker makes the tokens of a request that the router makes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RenderingHealth {
+    /// `confirmed`, `diverged` or `unknown`.
+    pub parity: String,
+    /// Why.
+    pub reason: String,
+    /// Whose rendering the router followed, in lower case.
+    pub variant: String,
+    /// Requests that were compared.
+    pub compared: u32,
+    /// The request whose tokens differ; null while none do.
+    pub probe: Option<String>,
+    /// Its first token that differs, from 0.
+    pub position: Option<u64>,
+    /// What the worker takes to tokenise, per token; null while unknown.
+    pub tokenize_microseconds_per_token: Option<f64>,
+    /// The part of the time to the first byte that this is, 0 to 1; null while
+    /// unknown. Forwarded token ids save it.
+    pub tokenize_share_of_first_byte: Option<f64>,
+}
+
+/// What came of the predictions of a view, as far as the engine reports cached
+/// tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReconciledHealth {
+    /// Mean share of predicted hits that came true, 0 to 1; null before enough
+    /// are known.
+    pub share: Option<f64>,
+    /// What hits in the view are worth, 0 to 1: all, unless it is hybrid.
+    pub credit: f64,
+    /// `less` or `more` than predicted; null while most predictions come true.
+    pub drift: Option<String>,
+    /// The likeliest reason of the drift.
+    pub cause: Option<String>,
 }
 
 /// One rank of a worker.
@@ -123,6 +165,9 @@ pub struct TargetHealth {
     pub event_page_size: Option<u32>,
     /// Whether groups other than main attention exist.
     pub hybrid: bool,
+    /// What came of its predictions; null of routers that do not compare.
+    #[serde(default)]
+    pub reconciled: Option<ReconciledHealth>,
     /// The engine's life that the view is of.
     pub epoch: u64,
     /// Number of the last message in the view.

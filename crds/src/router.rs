@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{
-    DEFAULT_IMAGE_WEIGHT, Freshness, LoadWeights, OverlapWeights, Overload, Policy, SessionAffinity, Switch,
-    TierCredits,
+    DEFAULT_IMAGE_WEIGHT, ForwardTokenIds, Freshness, LoadWeights, OverlapWeights, Overload, Policy,
+    SessionAffinity, Switch, TierCredits,
 };
 
 /// The routers in front of one pool.
@@ -100,6 +100,9 @@ pub struct KvRouterSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
     pub shadow_policies: Vec<Policy>,
+    /// Whether workers get the token ids of their prompts.
+    #[serde(default)]
+    pub forward_token_ids: ForwardTokenIds,
     /// The router's image. Absent: the operator's release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
@@ -249,7 +252,7 @@ pub struct KvRouterStatus {
     /// Digests of the start and the live settings that the spec asks for: `start/live`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_hash: Option<String>,
-    /// Accepted, ResolvedRefs, Progressing, RouterAvailable, ConfigApplied, TokenizerReady, IndexWarm, EventsConnected, Degraded, Ready.
+    /// Accepted, ResolvedRefs, Progressing, RouterAvailable, ConfigApplied, TokenizerReady, RenderParity, IndexWarm, EventsConnected, Degraded, Ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

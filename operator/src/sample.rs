@@ -116,10 +116,19 @@ pub(crate) fn worker(pod: &str, change: Value) -> Value {
         json!({
             "worker": format!("{pod}:8000"), "pod": pod, "role": "mixed", "engine": "vllm",
             "engineVersion": "0.28.0", "ready": true, "reason": "ok", "reportedPageSize": 16,
+            "rendering": rendering("confirmed", "same"),
             "targets": [target(json!({}))],
         }),
         change,
     )
+}
+
+/// What came of comparing a worker's tokens.
+pub(crate) fn rendering(parity: &str, reason: &str) -> Value {
+    let (probe, position) =
+        if parity == "diverged" { (json!("tools"), json!(7)) } else { Default::default() };
+    json!({"parity": parity, "reason": reason, "variant": "vllm", "compared": 8, "probe": probe,
+           "position": position, "tokenizeMicrosecondsPerToken": 1.5, "tokenizeShareOfFirstByte": null})
 }
 
 /// An exact view, with the changes.

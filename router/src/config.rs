@@ -23,7 +23,7 @@ use kvrouter_core::policy::{
 use kvrouter_core::trust::Freshness;
 use kvrouter_core::units::{BlockSize, Millis, Tokens};
 use kvrouter_crds::config::{
-    self as file, EventTransport, Fallback, LiveSettings, PageSizePolicy, RouterConfig,
+    self as file, EventTransport, Fallback, ForwardTokenIds, LiveSettings, PageSizePolicy, RouterConfig,
 };
 
 use crate::feed::zmtp::Endpoint;
@@ -88,6 +88,9 @@ pub struct ServeFlags {
     /// Which picks follow their session.
     #[arg(long, env = "KVROUTER_SESSION_AFFINITY")]
     pub session_affinity: Option<SessionFlag>,
+    /// Whether workers get the token ids of their prompts.
+    #[arg(long, env = "KVROUTER_FORWARD_TOKEN_IDS")]
+    pub forward_token_ids: Option<ForwardFlag>,
     /// Folder with `tokenizer.json`.
     #[arg(long, env = "KVROUTER_ROUTER_TOKENIZER_PATH")]
     pub router_tokenizer_path: Option<PathBuf>,
@@ -105,6 +108,10 @@ pub struct ServeFlags {
     #[arg(long, env = "KVROUTER_RELIST_SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub relist_seconds: u64,
+    /// Seconds between two comparisons of a worker's tokens with the router's.
+    #[arg(long, env = "KVROUTER_RENDER_CHECK_SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub render_check_seconds: u64,
     /// Log lines as JSON.
     #[arg(long, env = "KVROUTER_LOG_JSON")]
     pub log_json: bool,
@@ -196,6 +203,14 @@ pub enum SessionFlag {
     Both,
 }
 
+/// Whether workers get token ids, as flags spell it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[allow(missing_docs, reason = "the names are the modes'")]
+pub enum ForwardFlag {
+    Never,
+    WhenConfirmed,
+}
+
 /// A discovery backend as flags spell it.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 #[allow(missing_docs, reason = "the names are the backends'")]
@@ -223,6 +238,8 @@ pub struct ServeConfig {
     pub live_path: Option<PathBuf>,
     /// Between two lists of what is watched through the Kubernetes API.
     pub relist: Duration,
+    /// Between two comparisons of a worker's tokens with the router's.
+    pub render_check: Duration,
     /// Secret that keys all block hashes; empty without one.
     pub identity_seed: Vec<u8>,
     /// Token that the admin port requires.
@@ -240,6 +257,8 @@ pub struct Live {
     pub fallback: Fallback,
     /// What happens to a worker whose page size is not the others'.
     pub page_sizes: PageSizePolicy,
+    /// Whether workers get the token ids of their prompts.
+    pub forward_token_ids: ForwardTokenIds,
     /// Selectors of other pools.
     pub foreign_selectors: Arc<[BTreeMap<String, String>]>,
     /// Digest of the live text; `None` while there is none.
@@ -306,9 +325,10 @@ impl ServeConfig {
         }
         let (live_path, flags) = (flags.live_config.clone(), flags.clone());
         let relist = Duration::from_secs(flags.relist_seconds);
+        let render_check = Duration::from_secs(flags.render_check_seconds);
         let (live, digest) = (base.clone(), file::digest(&text));
         let mut config =
-            Self { size, live, base, flags, live_path, relist, identity_seed, admin_token, file, digest };
+            Self { size, live, base, flags, live_path, relist, render_check, identity_seed, admin_token, file, digest };
         if let Some(path) = &config.live_path {
             config.live = config.live_of(&read(path)?, path)?;
         }
@@ -323,6 +343,9 @@ impl ServeConfig {
         let mut live: LiveSettings = parse(path, text)?;
         if flags.router_policy.is_some() {
             live.policy = None;
+        }
+        if flags.forward_token_ids.is_some() {
+            live.forward_token_ids = None;
         }
         if flags.session_affinity.is_some() {
             let mode = file_mode(base.settings.sessions.mode);
@@ -359,6 +382,7 @@ impl Live {
             session_affinity: Some(file.session_affinity),
             shadow_policies: Some(file.shadow_policies.clone()),
             page_size_policy: Some(file.page_size_policy),
+            forward_token_ids: Some(file.forward_token_ids),
             foreign_selectors: Vec::new(),
         })
     }
@@ -402,6 +426,7 @@ impl Live {
             self.fallback = freshness.fallback;
         }
         self.page_sizes = live.page_size_policy.unwrap_or(self.page_sizes);
+        self.forward_token_ids = live.forward_token_ids.unwrap_or(self.forward_token_ids);
         self.foreign_selectors = live.foreign_selectors.clone().into();
         self
     }
@@ -469,6 +494,12 @@ fn apply_flags(file: &mut RouterConfig, flags: &ServeFlags) {
             SessionFlag::Disabled => file::SessionMode::Disabled,
             SessionFlag::Prefill => file::SessionMode::Prefill,
             SessionFlag::Both => file::SessionMode::Both,
+        };
+    }
+    if let Some(mode) = flags.forward_token_ids {
+        file.forward_token_ids = match mode {
+            ForwardFlag::Never => ForwardTokenIds::Never,
+            ForwardFlag::WhenConfirmed => ForwardTokenIds::WhenConfirmed,
         };
     }
     if let Some(backend) = flags.discovery_backend {

@@ -259,6 +259,24 @@ fn live_settings_change_only_what_they_name() {
     assert_eq!(after.freshness, before.freshness);
 }
 
+#[test]
+fn forwarding_is_off_unless_asked_for_and_its_flag_beats_both_files() {
+    let of = |more: &str, flags: &[&str]| load(&(GOOD.to_owned() + more), flags).expect("good");
+    assert_eq!(of("", &[]).live.forward_token_ids, ForwardTokenIds::Never);
+    let asked = of("forwardTokenIds: WhenConfirmed\n", &[]);
+    assert_eq!(asked.live.forward_token_ids, ForwardTokenIds::WhenConfirmed);
+    let live = "schemaVersion: 1\nforwardTokenIds: Never\n";
+    let after = asked.live.taking(live, Path::new("live.yaml"), &asked.flags).expect("good");
+    assert_eq!(after.forward_token_ids, ForwardTokenIds::Never);
+    let flagged = of("", &["--forward-token-ids", "when-confirmed"]);
+    assert_eq!(flagged.live.forward_token_ids, ForwardTokenIds::WhenConfirmed);
+    let after = flagged.live.taking(live, Path::new("live.yaml"), &flagged.flags).expect("good");
+    assert_eq!(after.forward_token_ids, ForwardTokenIds::WhenConfirmed);
+    let wrong = load(&(GOOD.to_owned() + "forwardTokenIds: on\n"), &[]).expect_err("a word of YAML's");
+    assert!(wrong.to_string().contains("forwardTokenIds"), "{wrong}");
+    assert_eq!(of("", &["--render-check-seconds", "5"]).render_check, Duration::from_secs(5));
+}
+
 /// The file's defaults and the core's are written down in two crates, which must not know each
 /// other; a file that says nothing must mean the core's.
 #[test]

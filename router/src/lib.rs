@@ -10,6 +10,7 @@
 pub mod admin;
 pub mod clock;
 pub mod config;
+pub mod expected;
 pub mod feed;
 pub mod fleet;
 pub mod lab;
@@ -23,6 +24,7 @@ pub mod prompt;
 pub mod proxy;
 pub mod receipts;
 pub mod replay;
+pub mod responses;
 pub mod route;
 pub mod serve;
 pub mod study;

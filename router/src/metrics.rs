@@ -4,9 +4,11 @@
 //! scrape time from the pool itself, so they cannot drift.
 
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
+use crate::fleet::{Worker, rendering};
 use crate::pool::Pool;
 use crate::receipts::files::Queue;
 
@@ -45,6 +47,8 @@ pub struct Metrics {
     pub shadow_picks: IntCounterVec,
     /// Blocks that shadow policies would have reused in addition.
     pub shadow_regret: IntCounterVec,
+    /// What was compared with workers, and handed to them.
+    pub tokens: TokenCounters,
     /// Workers that joined or left.
     pub fleet_changes: IntCounterVec,
     /// Failures to follow the Kubernetes API, by resource and reason.
@@ -58,6 +62,17 @@ pub struct Metrics {
     gauges: Gauges,
 }
 
+/// Counters of tokens: predicted, compared, handed over.
+#[derive(Debug, Clone)]
+pub struct TokenCounters {
+    /// Predictions that engines reported on, by how they came out.
+    pub predictions: IntCounterVec,
+    /// Comparisons of a worker's tokens, by their result.
+    pub render_checks: IntCounterVec,
+    /// Requests whose ids could be forwarded, by whether they were.
+    pub forwarded: IntCounterVec,
+}
+
 #[derive(Debug, Clone)]
 struct Gauges {
     in_flight: IntGaugeVec,
@@ -68,6 +83,11 @@ struct Gauges {
     view_blocks: IntGaugeVec,
     trust: IntGaugeVec,
     worker_ready: IntGaugeVec,
+    worker_parity: IntGaugeVec,
+    tokenize_micros: GaugeVec,
+    tokenize_share: GaugeVec,
+    prediction_share: GaugeVec,
+    prediction_drift: IntGaugeVec,
     pool: IntGaugeVec,
     receipt_lines: IntGaugeVec,
 }
@@ -94,6 +114,10 @@ impl Register<'_> {
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
         self.keep(IntGaugeVec::new(Opts::new(format!("kvrouter_{name}"), help), labels)?)
+    }
+
+    fn fractions(&self, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec, prometheus::Error> {
+        self.keep(GaugeVec::new(Opts::new(format!("kvrouter_{name}"), help), labels)?)
     }
 
     /// Ten steps a factor of 2.5 apart span four decades.
@@ -154,6 +178,7 @@ impl Metrics {
                 "Blocks that a shadow policy would have reused in addition.",
                 &["policy"],
             )?,
+            tokens: TokenCounters::new(&register)?,
             fleet_changes: counters("fleet_changes_total", "Workers that joined or left.", &["change"])?,
             discovery_errors: counters(
                 "discovery_errors_total",
@@ -185,6 +210,26 @@ impl Metrics {
     }
 }
 
+impl TokenCounters {
+    fn new(register: &Register<'_>) -> Result<Self, prometheus::Error> {
+        let counters = |name: &str, help: &str| register.counters(name, help, &["result"]);
+        Ok(Self {
+            predictions: counters(
+                "predictions_total",
+                "Predictions that engines reported on, by how they came out.",
+            )?,
+            render_checks: counters(
+                "render_checks_total",
+                "Comparisons of a worker's tokens, by their result.",
+            )?,
+            forwarded: counters(
+                "forwarded_prompts_total",
+                "Requests whose token ids could be forwarded, by whether they were.",
+            )?,
+        })
+    }
+}
+
 impl Gauges {
     fn new(register: &Register<'_>) -> Result<Self, prometheus::Error> {
         let gauges = |name: &str, help: &str, labels: &[&str]| register.gauges(name, help, labels);
@@ -205,6 +250,31 @@ impl Gauges {
                 &["target", "state", "reason"],
             )?,
             worker_ready: gauges("worker_ready", "Whether a worker may be picked.", &["worker", "reason"])?,
+            worker_parity: gauges(
+                "worker_parity",
+                "1 for whether a worker makes the router's tokens.",
+                &["worker", "variant", "state"],
+            )?,
+            tokenize_micros: register.fractions(
+                "worker_tokenize_microseconds_per_token",
+                "What a worker takes to tokenise, measured at its tokenize endpoint.",
+                &["worker"],
+            )?,
+            tokenize_share: register.fractions(
+                "worker_tokenize_share",
+                "Part of the time to the first byte that a worker tokenises.",
+                &["worker"],
+            )?,
+            prediction_share: register.fractions(
+                "prediction_share",
+                "Mean share of predicted hits that the engine reports.",
+                &["target"],
+            )?,
+            prediction_drift: gauges(
+                "prediction_drift",
+                "1 while most predictions of a view do not come true.",
+                &["target", "direction", "cause"],
+            )?,
             pool: gauges("pool", "Sizes of the pool's tables.", &["table"])?,
             receipt_lines: gauges(
                 "receipt_lines",
@@ -225,8 +295,13 @@ impl Gauges {
             &self.view_blocks,
             &self.trust,
             &self.worker_ready,
+            &self.worker_parity,
+            &self.prediction_drift,
         ];
         all.iter().for_each(|gauges| gauges.reset());
+        [&self.tokenize_micros, &self.tokenize_share, &self.prediction_share]
+            .iter()
+            .for_each(|gauges| gauges.reset());
         let now = pool.clock.now();
         let freshness = pool.live.read().freshness;
         let set = |gauges: &IntGaugeVec, labels: &[&str], value: u64| {
@@ -235,6 +310,7 @@ impl Gauges {
         for worker in pool.fleet.workers().iter() {
             let (ready, reason) = (worker.is_ready(), worker.reason().label());
             set(&self.worker_ready, &[worker.id.as_str(), reason], u64::from(ready));
+            self.read_rendering(worker);
             for target in &worker.targets {
                 let name = target.target.to_string();
                 let load = target.account.load();
@@ -247,6 +323,14 @@ impl Gauges {
                 set(&self.view_blocks, &[&name], pool.index.block_count(target.slot) as u64);
                 let verdict = target.trust.lock().verdict(now, freshness);
                 set(&self.trust, &[&name, verdict.state.label(), verdict.reason.label()], 1);
+                let (share, drift) = target.reconciled();
+                if let Some(share) = share {
+                    let share = f64::from(share.thousandths()) / 1000.0;
+                    self.prediction_share.with_label_values(&[&name]).set(share);
+                }
+                if let Some(drift) = drift {
+                    set(&self.prediction_drift, &[&name, drift.direction.label(), drift.cause.label()], 1);
+                }
             }
         }
         set(&self.pool, &["index_blocks"], pool.index.unique_blocks() as u64);
@@ -255,6 +339,7 @@ impl Gauges {
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
         set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
         set(&self.pool, &["sessions"], pool.ledger.sessions() as u64);
+        set(&self.pool, &["responses"], pool.responses.lock().len() as u64);
         if let Some(cache) = pool.prompter.cache() {
             set(&self.pool, &["prompt_cache_bytes"], cache.bytes() as u64);
             set(&self.pool, &["prompt_cache_evicted"], cache.evicted());
@@ -262,6 +347,18 @@ impl Gauges {
         set(&self.pool, &["receipts_filed"], pool.receipts.filed());
         for (result, count) in pool.receipts.queue().map(Queue::counts).into_iter().flatten() {
             set(&self.receipt_lines, &[result], count);
+        }
+    }
+
+    fn read_rendering(&self, worker: &Worker) {
+        let (known, id) = (worker.rendering.known(), worker.id.as_str());
+        let labels = [id, known.variant.label(), rendering::label(known.parity)];
+        self.worker_parity.with_label_values(&labels).set(1);
+        if let Some(micros) = known.micros_per_token {
+            self.tokenize_micros.with_label_values(&[id]).set(micros);
+        }
+        if let Some(share) = worker.rendering.share_of_first_byte() {
+            self.tokenize_share.with_label_values(&[id]).set(share);
         }
     }
 }

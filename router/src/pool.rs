@@ -25,6 +25,7 @@ use crate::fleet::{self, Fleet, TargetState, Worker};
 use crate::metrics::Metrics;
 use crate::prompt::Prompter;
 use crate::receipts::Receipts;
+use crate::responses::Responses;
 
 /// Everything that requests, feeds and admin endpoints share.
 #[derive(Debug)]
@@ -55,6 +56,8 @@ pub struct Pool {
     pub receipts: Receipts,
     /// How prompts of all namespaces begin; for receipts alone.
     pub beginnings: Mutex<Beginnings>,
+    /// Which worker made which response.
+    pub responses: Mutex<Responses>,
     /// Renders and tokenises.
     pub prompter: Arc<Prompter>,
     /// Why there is no tokenizer.
@@ -146,6 +149,7 @@ impl Pool {
             fleet,
             receipts: Receipts::new(capacity),
             beginnings: Mutex::default(),
+            responses: Mutex::default(),
             prompter: Arc::new(prompter),
             tokenizer_failure,
             cpu: Arc::new(Semaphore::new(threads)),
@@ -219,6 +223,7 @@ impl Pool {
             self.index.retire_target(target.slot);
             self.history.lock().remove_target(target.slot);
         }
+        self.ledger.forget_worker(&worker.id);
     }
 
     /// A view that was built message by message is now current.
@@ -236,6 +241,7 @@ impl Pool {
                 target.trust.lock().reset();
                 self.index.apply(target.slot, &Delta::Cleared);
                 target.account.engine_restarted();
+                target.restarted();
                 self.history.lock().remove_target(target.slot);
             }
             Change::Replaced { epoch, seq, deltas, status, page } => {

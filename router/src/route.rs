@@ -12,7 +12,7 @@ use kvrouter_core::ids::{Role, Target, WorkerId};
 use kvrouter_core::index::Holdings;
 use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
-use kvrouter_core::policy::sessions::SessionKey;
+use kvrouter_core::policy::sessions::{SessionKey, SessionUse};
 use kvrouter_core::policy::shadow::{self, Shadow};
 use kvrouter_core::policy::{
     Candidate, Decision, Evidence, NoChoice, Outcome, PickRequest, PolicyKind, Settings, Terms, hits,
@@ -23,9 +23,12 @@ use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::Fallback;
 
 use crate::config::Live;
+use crate::expected::{self, Expected};
 use crate::fleet::{self, TargetState, Worker};
 use crate::pool::Pool;
 use crate::prompt::{Part, Prompt};
+use crate::proxy::sse::Usage;
+use crate::responses::Maker;
 
 /// A request as routing sees it.
 #[derive(Clone, Debug)]
@@ -38,6 +41,8 @@ pub struct Ask {
     pub prompt_tokens: Tokens,
     /// Whether they were counted, not estimated.
     pub exact_tokens: bool,
+    /// Whether it has a cache salt.
+    pub salted: bool,
     /// What may share its blocks.
     pub namespace: NamespaceId,
     /// Its full blocks, of all its prompts, each once; empty where it was not
@@ -91,17 +96,20 @@ pub struct Routed {
     pub lease: Lease,
     /// Where the receipt was filed.
     pub receipt: ReceiptNumber,
+    /// What the answer's usage is compared with.
+    pub expected: Expected,
     /// Whether the prompt has a block that the engine could keep.
     has_blocks: bool,
 }
 
 impl Routed {
-    /// The worker answered in full.
-    pub fn prompt_finished(&self) {
-        let state = self.worker.targets.get(self.target.rank.0 as usize).filter(|_| self.has_blocks);
-        if let Some(state) = state {
+    /// The worker answered in full, and reports this usage.
+    pub fn prompt_finished(&self, pool: &Pool, usage: Usage) {
+        let Some(state) = expected::state(&self.worker, self.target.rank.0) else { return };
+        if self.has_blocks {
             state.trust.lock().prompt_finished();
         }
+        self.expected.compare(pool, state, usage);
     }
 }
 
@@ -115,6 +123,7 @@ impl Ask {
             role: Role::Mixed,
             prompt_tokens: prompt.count,
             exact_tokens: prompt.is_exact,
+            salted: prompt.namespace.salt.is_some(),
             namespace: pool.identity.id(&prompt.namespace),
             blocks,
             several,
@@ -214,7 +223,8 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
     let live = pool.live.read().clone();
     let settings = live.settings;
     let workers = pool.fleet.workers();
-    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, excluded);
+    let (followed, maker) = previous(pool, ask, &workers, excluded);
+    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, excluded, maker.as_deref());
     let mut draft = ask.draft(pool, &settings, attempt);
     draft.elsewhere = &elsewhere;
     let request = ask.pick_request(pool);
@@ -230,24 +240,45 @@ pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Resu
         }
     };
     let shadows = shadow::evaluate(&settings, &request, &pick.candidates, &pick.decision, pick.turn.as_ref());
-    let draft = Draft { turn: pick.turn.as_ref(), session: pick.session, shadows: &shadows, ..draft };
+    let session = followed.unwrap_or(pick.session);
+    let draft = Draft { turn: pick.turn.as_ref(), session, shadows: &shadows, ..draft };
     let record = answered(draft, &pick.candidates, &pick.decision);
     let chosen = &pick.candidates[pick.decision.chosen];
-    log_pick(pool, ask, settings.policy, chosen, &pick);
+    log_pick(pool, ask, settings.policy, chosen, &pick, session);
     count(pool, ask, settings.policy, pick.decision.outcome, Some(chosen));
     count_shadows(pool, &shadows, chosen);
-    pool.metrics.sessions.with_label_values(&[pick.session.label()]).inc();
+    pool.metrics.sessions.with_label_values(&[session.label()]).inc();
     let receipt = pool.receipts.file(record, None);
     if let Some(beginning) = &ask.beginning {
         pool.beginnings.lock().sent(beginning.first, beginning.own);
     }
     let found = fleet::find(&workers, chosen.target.worker.as_str());
     let worker = Arc::clone(found.expect("candidates come from this very list"));
-    if let Some(state) = worker.targets.get(chosen.target.rank.0 as usize) {
-        ask.prompts().iter().for_each(|one| pool.remember(state, ask.namespace, &one.blocks));
-    }
+    let state = expected::state(&worker, chosen.target.rank.0).expect("its targets stood for choice");
+    ask.prompts().iter().for_each(|one| pool.remember(state, ask.namespace, &one.blocks));
+    let expected = Expected::of(pool, ask, chosen, state);
     let (target, has_blocks) = (chosen.target.clone(), !ask.blocks.is_empty());
-    Ok(Routed { worker, target, lease: pick.lease, receipt, has_blocks })
+    Ok(Routed { worker, target, lease: pick.lease, receipt, expected, has_blocks })
+}
+
+/// What the response that a request goes on from has to say, and the worker that
+/// made it: nobody else knows the conversation.
+fn previous(
+    pool: &Pool,
+    ask: &Ask,
+    workers: &[Arc<Worker>],
+    excluded: &[WorkerId],
+) -> (Option<SessionUse>, Option<Arc<Worker>>) {
+    let Some(id) = &ask.previous_response else { return (None, None) };
+    let stands = |worker: &Arc<Worker>| {
+        let is_listed = workers.iter().any(|listed| Arc::ptr_eq(listed, worker));
+        is_listed && ask.is_for(worker) && !excluded.contains(&worker.id)
+    };
+    match pool.responses.lock().maker(pool.clock.now(), id) {
+        Maker::Here(worker) if stands(&worker) => (Some(SessionUse::ResponseFollowed), Some(worker)),
+        Maker::Here(_) | Maker::Gone => (Some(SessionUse::ResponseGone), None),
+        Maker::Unknown => (Some(SessionUse::ResponseUnknown), None),
+    }
 }
 
 /// Files the receipt of a request that was refused or abandoned before a pick:
@@ -265,10 +296,12 @@ pub fn explain(pool: &Pool, ask: &Ask) -> Record {
     let live = pool.live.read().clone();
     let settings = live.settings;
     let workers = pool.fleet.workers();
-    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, &[]);
+    let (followed, maker) = previous(pool, ask, &workers, &[]);
+    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, &[], maker.as_deref());
     let turn = pool.ledger.turn();
     let mut draft = ask.draft(pool, &settings, 0);
     (draft.elsewhere, draft.turn) = (&elsewhere, turn.as_ref());
+    draft.session = followed.unwrap_or_default();
     let request = ask.pick_request(pool);
     match pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, prospects) {
         Ok((decision, candidates)) => {
@@ -303,15 +336,16 @@ fn count_shadows(pool: &Pool, shadows: &[Shadow], chosen: &Candidate) {
     }
 }
 
-/// All ranks of all ready workers, with what their views and the routing
-/// history are worth for this request; and which of them hold more of it for
-/// another namespace, sorted.
+/// All ranks of all ready workers, or of the one that made the response to go on
+/// from, with what their views and the routing history are worth for this
+/// request; and which of them hold more of it for another namespace, sorted.
 fn prospects<'a>(
     pool: &Pool,
     ask: &Ask,
     live: &Live,
     workers: &'a [Arc<Worker>],
     excluded: &[WorkerId],
+    maker: Option<&Worker>,
 ) -> (Vec<Prospect<'a>>, Vec<(Target, u64)>) {
     let other = ask.beginning.as_ref().and_then(|beginning| beginning.other.as_ref());
     let others = other.map_or_else(Vec::new, |(namespace, blocks)| pool.index.hits(*namespace, blocks));
@@ -337,7 +371,7 @@ fn prospects<'a>(
             elsewhere.push((state.target.clone(), for_others));
         }
         let (hits, evidence) = if trust.credited {
-            (usable(&claimed_of), Evidence::View)
+            (state.credit().of(usable(&claimed_of)), Evidence::View)
         } else if live.fallback == Fallback::History && trust.leaves_room_for_history() {
             let history = pool.history.lock();
             let sent: Vec<u64> =
@@ -352,7 +386,10 @@ fn prospects<'a>(
         let usable = if ask.bypasses_cache { 0 } else { limit };
         Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
     };
-    let eligible = workers.iter().filter(|worker| ask.is_for(worker) && !excluded.contains(&worker.id));
+    let is_maker = |worker: &Worker| maker.is_none_or(|maker| std::ptr::eq(maker, worker));
+    let eligible = workers
+        .iter()
+        .filter(|worker| ask.is_for(worker) && !excluded.contains(&worker.id) && is_maker(worker));
     let prospects = eligible.flat_map(|worker| &worker.targets).map(prospect).collect();
     elsewhere.sort();
     (prospects, elsewhere)
@@ -377,7 +414,14 @@ fn count(pool: &Pool, ask: &Ask, policy: PolicyKind, outcome: Outcome, chosen: O
 }
 
 /// The line that our documentation promises.
-fn log_pick(pool: &Pool, ask: &Ask, policy: PolicyKind, chosen: &Candidate, pick: &Pick) {
+fn log_pick(
+    pool: &Pool,
+    ask: &Ask,
+    policy: PolicyKind,
+    chosen: &Candidate,
+    pick: &Pick,
+    session: SessionUse,
+) {
     let decision = &pick.decision;
     let cost = decision.terms[decision.chosen].cost;
     tracing::info!(
@@ -393,12 +437,13 @@ fn log_pick(pool: &Pool, ask: &Ask, policy: PolicyKind, chosen: &Candidate, pick
         queued_tokens = chosen.load.queued.0,
         outcome = %decision.outcome.label(),
         trust = %chosen.trust.state.label(),
+        trust_reason = %chosen.trust.reason.label(),
         tie = %decision.tie.label(),
         hit_tokens = pool.config.size.tokens_in(Blocks(chosen.hits.total())).0,
         prompt_tokens = ask.prompt_tokens.0,
         mm_images = ask.images.len(),
         mm_affinity_hits = chosen.images_seen,
-        session = %pick.session.label(),
+        session = %session.label(),
         request_id = %ask.request_id,
         "pick"
     );

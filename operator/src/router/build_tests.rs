@@ -21,7 +21,7 @@ fn text(config_map: &ConfigMap, key: &str) -> String {
 fn both_settings_are_what_the_types_read() {
     let spec = json!({
         "policy": "KvAware", "overlapWeights": {"default": 2.5, "decode": 1}, "imageWeight": 7,
-        "shadowPolicies": ["LMetric"], "inFlightCredit": "Disabled",
+        "shadowPolicies": ["LMetric"], "inFlightCredit": "Disabled", "forwardTokenIds": "WhenConfirmed",
     });
     let nats = json!({"url": "tls://n:4222", "credentialsSecretRef": {"name": "c", "key": "user.creds"}});
     let pool = pool(json!({
@@ -46,6 +46,7 @@ fn both_settings_are_what_the_types_read() {
     assert_eq!(live.overlap_weights.map(|weights| weights.default), Some(2.5));
     assert_eq!(live.image_weight, Some(7.0));
     assert_eq!(live.page_size_policy, Some(kvrouter_crds::config::PageSizePolicy::RequireParity));
+    assert_eq!(live.forward_token_ids, Some(kvrouter_crds::config::ForwardTokenIds::WhenConfirmed));
 }
 
 #[test]
@@ -68,6 +69,7 @@ fn only_start_settings_roll_the_pods() {
         ("credit", json!({"inFlightCredit": "Disabled"})),
         ("pictures", json!({"imageWeight": 1})),
         ("shadows", json!({"shadowPolicies": ["LMetric"]})),
+        ("forwarding", json!({"forwardTokenIds": "WhenConfirmed"})),
         ("load", json!({"loadWeights": {"queue": 1}})),
     ] {
         let after = built(change, pool(json!({})));

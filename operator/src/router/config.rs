@@ -7,9 +7,9 @@
 use std::path::PathBuf;
 
 use kvrouter_crds::config::{
-    DEFAULT_IMAGE_WEIGHT, Discovery, DiscoveryBackend, Freshness, KubernetesDiscovery, KvEvents, Limits,
-    Listen, LiveSettings, Model, Nats, OverlapWeights, Overload, PageSizePolicy, Policy, PoolName,
-    RoleSelector, RouterConfig, SCHEMA_VERSION, SessionAffinity, Switch, TierCredits, Tokenizer,
+    DEFAULT_IMAGE_WEIGHT, Discovery, DiscoveryBackend, ForwardTokenIds, Freshness, KubernetesDiscovery,
+    KvEvents, Limits, Listen, LiveSettings, Model, Nats, OverlapWeights, Overload, PageSizePolicy, Policy,
+    PoolName, RoleSelector, RouterConfig, SCHEMA_VERSION, SessionAffinity, Switch, TierCredits, Tokenizer,
 };
 use kvrouter_crds::pool::{SecretKeyRef, TokenizerSource};
 
@@ -73,6 +73,7 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
         session_affinity: SessionAffinity::default(),
         shadow_policies: Vec::new(),
         page_size_policy: PageSizePolicy::default(),
+        forward_token_ids: ForwardTokenIds::default(),
     }
 }
 
@@ -93,6 +94,7 @@ pub fn live_settings(router: &ValidRouter) -> LiveSettings {
         session_affinity: Some(spec.session_affinity),
         shadow_policies: Some(spec.shadow_policies.clone()),
         page_size_policy: Some(router.pool.page_size_policy),
+        forward_token_ids: Some(spec.forward_token_ids),
         foreign_selectors: router.foreign_selectors.clone(),
     }
 }

@@ -1,12 +1,12 @@
 //! Does every replica have the settings that the spec asks for, and what do
-//! routers say of tokenizer and index? Pure.
+//! routers say of tokenizer, tokens and index? Pure.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::jiff::Timestamp;
 use kvrouter_crds::conditions::{ConditionType, Finding, Reason, names};
 use kvrouter_crds::config::{EventTransport, Policy};
-use kvrouter_crds::health::{HealthReport, WorkerHealth};
+use kvrouter_crds::health::{HealthReport, RenderingHealth, WorkerHealth};
 use kvrouter_crds::pool::InferencePoolSpec;
 use kvrouter_crds::router::KvRouterSpec;
 
@@ -129,6 +129,98 @@ pub fn tokenizer(
     .unwrap_or_else(|| Seen::afar(type_, Finding::holds(Reason::Loaded, "Every router has loaded the tokenizer.")))
 }
 
+/// What `RenderParity` should say.
+pub fn rendering(pool: &InferencePoolSpec, router: &str, pods: &[RouterPod], now: Timestamp) -> Seen {
+    let type_ = ConditionType::RenderParity;
+    if pool.model.tokenizer.is_none() {
+        let message = "The pool names no tokenizer, so there is nothing to compare.";
+        return Seen::certain(type_, Finding::holds(Reason::NotRequired, message));
+    }
+    // What one router has found counts more than what another one does not know yet.
+    let all = reports(router, pods, now).map(|(all, _)| all).unwrap_or_default();
+    let found = all.iter().find_map(|(pod, report)| diverged(router, pod, report));
+    if let Some((finding, blamed)) = found {
+        return Seen { type_, finding, pace: Pace::AfterWindow, blamed };
+    }
+    over_reports(type_, router, pods, now, |pod, report| not_compared(router, pod, report)).unwrap_or_else(
+        || {
+            let message = "Every engine makes the tokens that every router makes.";
+            Seen::afar(type_, Finding::holds(Reason::RenderConfirmed, message))
+        },
+    )
+}
+
+/// Ready workers and what a router knows of their tokens, where it is `parity`.
+fn rendering_as<'a>(
+    report: &'a HealthReport,
+    parity: &'a str,
+) -> impl Iterator<Item = (&'a str, &'a RenderingHealth)> {
+    let told = |worker: &'a WorkerHealth| Some((subject(worker), worker.rendering.as_ref()?));
+    let ready = report.workers.iter().filter(|worker| worker.ready);
+    ready.filter_map(told).filter(move |(_, rendering)| rendering.parity == parity)
+}
+
+/// Workers that make other tokens than the router.
+fn diverged(router: &str, pod: &str, report: &HealthReport) -> Option<(Finding, BTreeSet<String>)> {
+    let (_, first) = rendering_as(report, "diverged").next()?;
+    let place = first.probe.as_ref().zip(first.position);
+    let place = place.map_or_else(String::new, |(probe, position)| {
+        format!(" (token {position} of the request \"{probe}\" is the first)")
+    });
+    let message = format!(
+        "Pod {pod} of router {router} makes other tokens than {}{place}, so what they hold earns no credit; give \
+         engines and spec.model.tokenizer of the pool the same tokenizer and chat template.",
+        names(rendering_as(report, "diverged").map(|(worker, _)| worker))
+    );
+    let blamed = rendering_as(report, "diverged").map(|(worker, _)| worker.to_owned()).collect();
+    Some((Finding::fails(Reason::RenderDiverged, message), blamed))
+}
+
+/// Workers of which the router does not know whether they make its tokens.
+fn not_compared(router: &str, pod: &str, report: &HealthReport) -> Option<(Finding, BTreeSet<String>)> {
+    let mut ready = report.workers.iter().filter(|worker| worker.ready).peekable();
+    if ready.peek().is_none() {
+        return Some(no_workers(router, report));
+    }
+    if ready.any(|worker| worker.rendering.is_none()) {
+        let message = format!(
+            "Pod {pod} of router {router} is of a release that does not compare tokens; use an image of the operator's \
+             release."
+        );
+        return Some((Finding::unknown(Reason::NotObservable, message), BTreeSet::new()));
+    }
+    let (_, first) = rendering_as(report, "unknown").next()?;
+    let is_pending = |rendering: &RenderingHealth| rendering.reason == "not_compared";
+    let some_pending = rendering_as(report, "unknown").any(|(_, rendering)| is_pending(rendering));
+    let meant = |rendering: &RenderingHealth| is_pending(rendering) == some_pending;
+    let workers: BTreeSet<&str> =
+        rendering_as(report, "unknown").filter(|(_, it)| meant(it)).map(|(worker, _)| worker).collect();
+    let blamed = workers.iter().map(|worker| (*worker).to_owned()).collect();
+    let listed = names(workers.iter().copied());
+    let finding = if some_pending {
+        let message = format!(
+            "Pod {pod} of router {router} has not compared its tokens with those of {listed} yet; wait."
+        );
+        Finding::unknown(Reason::RenderPending, message)
+    } else {
+        let message = format!(
+            "Pod {pod} of router {router} cannot compare its tokens with those of {listed} ({}); let it reach their \
+             tokenize endpoint, or compare by hand: kv-router tokenize.",
+            first.reason
+        );
+        Finding::unknown(Reason::NotObservable, message)
+    };
+    Some((finding, blamed))
+}
+
+fn no_workers(router: &str, report: &HealthReport) -> (Finding, BTreeSet<String>) {
+    let message = format!(
+        "Router {router} has no worker that is ready{}; look at the pool's pods.",
+        why_not_ready(report)
+    );
+    (Finding::unknown(Reason::NoWorkers, message), BTreeSet::new())
+}
+
 /// What `IndexWarm` should say.
 pub fn index(pool: &InferencePoolSpec, router: &str, pods: &[RouterPod], now: Timestamp) -> Seen {
     let type_ = ConditionType::IndexWarm;
@@ -163,11 +255,7 @@ const COLD: &[(&[&str], Reason, &str)] = &[
 fn cold(router: &str, pod: &str, report: &HealthReport) -> Option<(Finding, BTreeSet<String>)> {
     let ready: Vec<&WorkerHealth> = report.workers.iter().filter(|worker| worker.ready).collect();
     if ready.is_empty() {
-        let message = format!(
-            "Router {router} has no worker that is ready{}; look at the pool's pods.",
-            why_not_ready(report)
-        );
-        return Some((Finding::unknown(Reason::NoWorkers, message), BTreeSet::new()));
+        return Some(no_workers(router, report));
     }
     COLD.iter().find_map(|(labels, reason, text)| {
         let is_so = |worker: &&&WorkerHealth| {

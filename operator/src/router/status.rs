@@ -279,9 +279,9 @@ fn available(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     Seen { type_, finding, pace, blamed }
 }
 
-/// What routers say of themselves: ConfigApplied, TokenizerReady, IndexWarm and
-/// EventsConnected.
-fn reported(input: &Input<'_>, troubles: &[Trouble]) -> [Seen; 4] {
+/// What routers say of themselves: ConfigApplied, TokenizerReady, RenderParity,
+/// IndexWarm and EventsConnected.
+fn reported(input: &Input<'_>, troubles: &[Trouble]) -> [Seen; 5] {
     let Input { router, observed, .. } = *input;
     let name = router.metadata.name.as_deref().unwrap_or_default();
     let pending = |type_| {
@@ -293,6 +293,7 @@ fn reported(input: &Input<'_>, troubles: &[Trouble]) -> [Seen; 4] {
         return [
             pending(ConditionType::ConfigApplied),
             pending(ConditionType::TokenizerReady),
+            pending(ConditionType::RenderParity),
             pending(ConditionType::IndexWarm),
             pending(ConditionType::EventsConnected),
         ];
@@ -301,23 +302,31 @@ fn reported(input: &Input<'_>, troubles: &[Trouble]) -> [Seen; 4] {
     [
         settings::config_applied(desired, name, &router.spec, pods, troubles, now),
         settings::tokenizer(&pool.spec, &router.spec, name, pods, now),
+        settings::rendering(&pool.spec, name, pods, now),
         settings::index(&pool.spec, name, pods, now),
         hearing::events(pool.spec.kv_events.transport, name, pods, now),
     ]
 }
 
 /// From what is published: it has waited for its window already. Settings that
-/// are on their way make nothing worse.
+/// are on their way make nothing worse, nor do tokens that cannot be compared.
 fn degraded(conditions: &[Condition]) -> Seen {
     let type_ = ConditionType::Degraded;
-    let on_its_way = |condition: &&Condition| {
-        condition.type_ != ConditionType::ConfigApplied.as_str()
-            || condition.reason != Reason::RolloutPending.as_str()
+    let is_settled = |condition: &&Condition| {
+        let on_its_way = condition.type_ == ConditionType::ConfigApplied.as_str()
+            && condition.reason == Reason::RolloutPending.as_str();
+        // Tokens that cannot be compared count as before.
+        let not_compared = condition.type_ == ConditionType::RenderParity.as_str()
+            && [Reason::RenderPending, Reason::NotObservable]
+                .iter()
+                .any(|it| it.as_str() == condition.reason);
+        !on_its_way && !not_compared
     };
-    let settled: Vec<Condition> = conditions.iter().filter(on_its_way).cloned().collect();
+    let settled: Vec<Condition> = conditions.iter().filter(is_settled).cloned().collect();
     let quality = [
         ConditionType::ConfigApplied,
         ConditionType::TokenizerReady,
+        ConditionType::RenderParity,
         ConditionType::EventsConnected,
         ConditionType::IndexWarm,
     ];

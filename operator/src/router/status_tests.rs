@@ -11,7 +11,7 @@ use super::super::validate::validate;
 use super::*;
 use crate::facts::{RouterPod, Warning};
 use crate::sample::{
-    WINDOW, around_router, at, flags, merged, not_ready, pool, report, router, router_pod, worker,
+    WINDOW, around_router, at, flags, merged, not_ready, pool, rendering, report, router, router_pod, worker,
     worker_heard,
 };
 
@@ -144,6 +144,7 @@ fn a_healthy_router_serves_as_asked() {
         (ConditionType::RouterAvailable, ("True", "Available")),
         (ConditionType::ConfigApplied, ("True", "Applied")),
         (ConditionType::TokenizerReady, ("True", "Loaded")),
+        (ConditionType::RenderParity, ("True", "RenderConfirmed")),
         (ConditionType::IndexWarm, ("True", "Warm")),
         (ConditionType::EventsConnected, ("True", "Connected")),
         (ConditionType::Degraded, ("False", "AsExpected")),
@@ -387,6 +388,45 @@ fn tokenizer_and_index_are_told_by_the_reports() {
     down.check("nobody", index, ("Unknown", "NoWorkers"), &["a: no_model"]);
     let off = World::of(json!({}), pool(json!({"kvEvents": {"transport": "None"}})));
     off.check("no events", index, ("True", "Disabled"), &[]);
+}
+
+/// Case C10: what differs is a condition; what cannot be compared is named and no
+/// loss.
+#[test]
+fn other_tokens_are_named_with_their_place() {
+    let type_ = ConditionType::RenderParity;
+    let told = |all: &[(&str, &str, &str)]| {
+        let of = |(name, parity, reason): &(&str, &str, &str)| {
+            worker(name, json!({"rendering": rendering(parity, reason)}))
+        };
+        let workers: Vec<Value> = all.iter().map(of).collect();
+        World::new().reporting(&workers, json!({}))
+    };
+    let same = ("a", "confirmed", "same");
+    let other = told(&[same, ("b", "diverged", "differs"), ("c", "unknown", "not_compared")]);
+    other.check(
+        "diverged",
+        type_,
+        ("False", "RenderDiverged"),
+        &["than b (token 7", "\"tools\"", "chat template."],
+    );
+    other.check("a loss", ConditionType::Degraded, ("True", "RenderDiverged"), &[]);
+    other.check("served", ConditionType::Ready, ("True", "Serving"), &[]);
+    let pending = told(&[same, ("b", "unknown", "no_endpoint"), ("c", "unknown", "not_compared")]);
+    pending.check("under way", type_, ("Unknown", "RenderPending"), &["of c yet", "wait."]);
+    let hidden = told(&[same, ("b", "unknown", "no_endpoint")]);
+    hidden.check("no endpoint", type_, ("Unknown", "NotObservable"), &["of b (no_endpoint)", "tokenize."]);
+    hidden.check("no loss", ConditionType::Degraded, ("False", "AsExpected"), &[]);
+    let older = World::new().reporting(&[worker("a", json!({"rendering": null}))], json!({}));
+    older.check("an older router", type_, ("Unknown", "NotObservable"), &["release"]);
+    let mut second = told(&[("a", "diverged", "differs")]);
+    second.observed.pods.swap(0, 1);
+    second.check("of any router", type_, ("False", "RenderDiverged"), &[]);
+    let blind = World::of(json!({"policy": "RoundRobin"}), pool(json!({"model": {"tokenizer": null}})));
+    blind.check("no tokenizer", type_, ("True", "NotRequired"), &[]);
+    let down =
+        World::new().reporting(&[worker("a", json!({"ready": false, "reason": "no_model"}))], json!({}));
+    down.check("nobody", type_, ("Unknown", "NoWorkers"), &["a: no_model"]);
 }
 
 #[test]

@@ -248,6 +248,7 @@ async fn every_condition_is_there_at_once() {
         "RouterAvailable",
         "ConfigApplied",
         "TokenizerReady",
+        "RenderParity",
         "IndexWarm",
         "EventsConnected",
         "Degraded",

@@ -481,6 +481,8 @@ pub(crate) fn worker(pod: &Value, page_size: u32) -> Value {
     json!({
         "worker": format!("{ip}:8000"), "pod": pod["metadata"]["name"], "role": "mixed", "engine": "vllm",
         "engineVersion": "0.32.0", "ready": true, "reason": "ok", "reportedPageSize": page_size,
+        "rendering": {"parity": "confirmed", "reason": "same", "variant": "vllm", "compared": 8, "probe": null,
+            "position": null, "tokenizeMicrosecondsPerToken": 1.5, "tokenizeShareOfFirstByte": 0.01},
         "targets": [{"rank": 0, "trust": "exact", "reason": "ok", "credited": true, "eventPageSize": page_size,
             "hybrid": false, "epoch": 1, "seq": 1}],
     })

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvrouter_core::ids::{Role, WorkerId};
+use kvrouter_core::reconcile::{Cause, Direction, Drift, Share};
 use kvrouter_core::trust::{Reason, State, Verdict};
 use kvrouter_crds::config::{EventTransport, PageSizePolicy};
 use kvrouter_crds::health::{
-    ConfigHealth, EventsHealth, HealthReport, LiveSettingsHealth, Problem, SCHEMA_VERSION, TargetHealth,
-    TokenizerHealth, WorkerHealth,
+    ConfigHealth, EventsHealth, HealthReport, LiveSettingsHealth, Problem, ReconciledHealth, RenderingHealth,
+    SCHEMA_VERSION, TargetHealth, TokenizerHealth, WorkerHealth,
 };
 
-use crate::fleet::{Excluded, Exclusion, Member, ReadyReason, TargetState, Worker, parity};
+use crate::fleet::{Excluded, Exclusion, Member, ReadyReason, TargetState, Worker, parity, rendering};
 use crate::pool::Pool;
 
 /// The report as of now.
@@ -64,6 +65,7 @@ fn worker_health(pool: &Pool, worker: &Worker) -> WorkerHealth {
         ready: worker.is_ready(),
         reason: worker.reason().label().to_owned(),
         reported_page_size: status.reported_page,
+        rendering: Some(rendering_health(worker)),
         targets: worker.targets.iter().map(|target| target_health(pool, target)).collect(),
     }
 }
@@ -85,7 +87,38 @@ fn excluded_health(member: &Member) -> WorkerHealth {
         ready: false,
         reason: exclusion.map_or("ok", Exclusion::label).to_owned(),
         reported_page_size: None,
+        rendering: None,
         targets: Vec::new(),
+    }
+}
+
+fn rendering_health(worker: &Worker) -> RenderingHealth {
+    let known = worker.rendering.known();
+    RenderingHealth {
+        parity: rendering::label(known.parity).to_owned(),
+        reason: known.reason.label().to_owned(),
+        variant: known.variant.label().to_owned(),
+        compared: u32::try_from(known.compared).unwrap_or(u32::MAX),
+        probe: known.difference.map(|it| it.probe.to_owned()),
+        position: known.difference.map(|it| it.position as u64),
+        tokenize_microseconds_per_token: known.micros_per_token.map(thousandths),
+        tokenize_share_of_first_byte: worker.rendering.share_of_first_byte().map(thousandths),
+    }
+}
+
+/// Nobody reads more digits.
+fn thousandths(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+fn reconciled_health(target: &TargetState) -> ReconciledHealth {
+    let (share, drift) = target.reconciled();
+    let part = |share: Share| f64::from(share.thousandths()) / 1000.0;
+    ReconciledHealth {
+        share: share.map(part),
+        credit: part(target.credit()),
+        drift: drift.map(|drift| drift.direction.label().to_owned()),
+        cause: drift.map(|drift| drift.cause.label().to_owned()),
     }
 }
 
@@ -103,6 +136,7 @@ fn target_health(pool: &Pool, target: &TargetState) -> TargetHealth {
         credited: verdict.credited,
         event_page_size: facts.page,
         hybrid: facts.hybrid,
+        reconciled: Some(reconciled_health(target)),
         epoch: verdict.epoch.0,
         seq: verdict.seq,
     }
@@ -329,11 +363,61 @@ fn of_a_worker(pool: &Pool, worker: &Worker) -> Vec<(Severity, Problem)> {
     }
     let of_a_target = |target: &Arc<TargetState>| {
         let verdict = verdict(pool, target);
-        let message = not_exact(pool, worker, target, verdict)?;
-        let message = format!("{}: {message}", target.target);
-        Some((Severity::of(verdict.state), problem(verdict.reason.label(), Some(id), message)))
+        let message = not_exact(pool, worker, target, verdict);
+        let message = message.map(|message| format!("{}: {message}", target.target));
+        let named = |message| problem(verdict.reason.label(), Some(id), message);
+        let view = message.map(|message| (Severity::of(verdict.state), named(message)));
+        view.into_iter().chain(of_predictions(id, target))
     };
-    worker.targets.iter().filter_map(of_a_target).collect()
+    worker.targets.iter().flat_map(of_a_target).collect()
+}
+
+/// Predictions that do not come true. A hybrid view's are expected not to, and
+/// its credit is scaled: the report's fields say by how much.
+fn of_predictions(worker: &str, target: &TargetState) -> Option<(Severity, Problem)> {
+    let (share, drift) = target.reconciled();
+    let Drift { direction, cause } = drift?;
+    let next = match cause {
+        Cause::HybridAttention => return None,
+        Cause::Template => {
+            "it tokenises requests differently from the router; compare its chat template, tokenizer and default template arguments with those of model.tokenizer."
+        }
+        Cause::Salt => {
+            "only requests with a cache_salt are affected; see whether a proxy between router and engine changes or drops it."
+        }
+        Cause::PageSize => {
+            "it skips prefixes in larger units than its pages; set blockSize to that unit, a multiple of its page."
+        }
+        Cause::Restart => {
+            "it began anew or its view was rebuilt; this passes with its next hits; if it does not, look for restarts in its log."
+        }
+        Cause::Lag => {
+            "its events come late, or its cache turns over within seconds; look at the load of its API server and at the size of its cache."
+        }
+    };
+    let found = match (direction, share) {
+        (Direction::More, _) => "it finds more cached than its view holds".to_owned(),
+        (Direction::Less, share) => {
+            let percent = share.map_or(0, |share| share.thousandths() / 10);
+            format!("it finds {percent} % of the hits that its view predicts")
+        }
+    };
+    let message = format!("{}: {found}: {next}", target.target);
+    Some((Severity::Incomplete, problem(&format!("drift_{}", cause.label()), Some(worker), message)))
+}
+
+/// Which request is tokenised differently, and where.
+fn diverged(worker: &Worker) -> String {
+    let known = worker.rendering.known();
+    let place = known.difference.map_or_else(String::new, |it| {
+        format!(
+            " (the request \"{}\": token {} is the first to differ, {} tokens here and {} there)",
+            it.probe, it.position, it.ours, it.theirs
+        )
+    });
+    format!(
+        "it tokenises a request differently from the router{place}, so its cache earns no credit; give both the same tokenizer and chat template."
+    )
 }
 
 fn not_ready(pool: &Pool, worker: &Worker, reason: ReadyReason) -> Option<String> {
@@ -372,7 +456,7 @@ fn not_exact(pool: &Pool, worker: &Worker, target: &TargetState, verdict: Verdic
         Reason::Silence => "no proof of its view has arrived lately; check its bridge and the broker.".to_owned(),
         Reason::DomainMismatch => "its bridge speaks of another model, revision, block size or identity seed; give both the same settings.".to_owned(),
         Reason::NoSequence => "it numbers no events, so losses cannot be seen; its hits count only while events are fresh; use an engine release that numbers them.".to_owned(),
-        Reason::RenderDiverged => "it tokenises a probe differently from the router, so its cache earns no credit; give both the same tokenizer and chat template.".to_owned(),
+        Reason::RenderDiverged => diverged(worker),
         // A way to run an engine: its state says it, and nothing is wrong.
         Reason::PrefixCachingOff => return None,
         Reason::NothingStored => return Some("it has finished many prompts and never told of a stored block, so it is picked by load; turn prefix caching and KV events on, unless that is intended.".to_owned()),

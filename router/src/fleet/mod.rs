@@ -7,12 +7,14 @@
 //! forgotten, and whoever has a request there keeps it alive until that ends.
 //!
 //! [`worker`] is one of them; [`kubernetes`] finds them as pods, by the rules
-//! in [`pods`]; [`probe`] asks them; [`parity`] compares their pages.
+//! in [`pods`]; [`probe`] asks them; [`parity`] compares their pages, [`rendering`]
+//! their tokens.
 
 pub mod kubernetes;
 pub mod parity;
 pub mod pods;
 pub mod probe;
+pub mod rendering;
 pub mod worker;
 
 use std::collections::BTreeMap;
@@ -24,7 +26,7 @@ use kvrouter_core::index::Index;
 use kvrouter_crds::config::{EventTransport, PageSizePolicy, RouterConfig};
 use kvrouter_crds::health::Problem;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 pub use worker::{
     EventFacts, EventSockets, Exclusion, Member, Place, PodName, ReadyReason, ServedModel, TargetState,
@@ -52,6 +54,8 @@ pub struct Fleet {
     known: AtomicBool,
     /// What is wrong with discovery, by what it reads.
     troubles: Mutex<BTreeMap<&'static str, Problem>>,
+    /// One permit for each worker whose tokens may be compared at the same time.
+    comparing: Semaphore,
 }
 
 /// Pods of the pool that never became workers because of their labels or
@@ -83,6 +87,7 @@ impl Default for Fleet {
             changes: watch::Sender::new(0),
             known: AtomicBool::new(false),
             troubles: Mutex::default(),
+            comparing: Semaphore::new(rendering::AT_ONCE),
         }
     }
 }
@@ -130,6 +135,8 @@ pub fn take(pool: &Arc<Pool>, upstream: &Upstream, found: &[Member]) {
 pub fn start(pool: &Arc<Pool>, upstream: &Upstream, worker: &Arc<Worker>) {
     let probing = probe::watch(Arc::clone(pool), upstream.clone(), Arc::clone(worker));
     tokio::spawn(worker.gone.clone().run_until_cancelled_owned(probing));
+    let comparing = rendering::watch(Arc::clone(pool), upstream.clone(), Arc::clone(worker));
+    tokio::spawn(worker.gone.clone().run_until_cancelled_owned(comparing));
     feed::zmq::follow(pool, worker);
 }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
+use kvrouter_core::trust::PrefixCaching;
 use kvrouter_crds::config::Engine;
 use serde_json::Value;
 
@@ -47,6 +48,7 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
         }
         if found.ready || failures >= FAILURES || !was_ready {
             let turned = found.ready != was_ready;
+            worker.times_ready.fetch_add(u32::from(found.ready && turned), Ordering::Relaxed);
             publish(&worker, found);
             if turned {
                 pool.review_pages();
@@ -128,16 +130,18 @@ fn served_model(entry: &Value) -> Option<ServedModel> {
     Some(ServedModel { name: name.to_owned(), adapter })
 }
 
-/// Reads page size and version, which change with a restart only.
+/// Reads page size, version and whether prefixes are kept, which change with a
+/// restart only.
 async fn read_engine(pool: &Pool, upstream: &Upstream, worker: &Worker, engine: Engine) {
-    let (page, version) = match engine {
+    let (page, caching, version) = match engine {
         Engine::SGLang => {
             let info = get(upstream, worker, "/server_info").await;
-            (sglang_page(info.clone()), version_in(info))
+            (sglang_page(info.clone()), sglang_caching(info.clone()), version_in(info))
         }
         Engine::VLLM | Engine::ATOM | Engine::Auto => {
-            let page = vllm_page(get(upstream, worker, "/metrics").await);
-            (page, version_in(get(upstream, worker, "/version").await))
+            let metrics = get(upstream, worker, "/metrics").await;
+            let version = version_in(get(upstream, worker, "/version").await);
+            (vllm_page(metrics.clone()), vllm_caching(metrics), version)
         }
     };
     let mut status = worker.status.write();
@@ -145,7 +149,9 @@ async fn read_engine(pool: &Pool, upstream: &Upstream, worker: &Worker, engine: 
     drop(status);
     let misfit = page.is_some_and(|page| !pool.config.size.holds_pages_of(page));
     for target in &worker.targets {
-        target.trust.lock().set_reported_page_misfit(misfit);
+        let mut trust = target.trust.lock();
+        trust.set_reported_page_misfit(misfit);
+        trust.set_prefix_caching(caching);
     }
 }
 
@@ -168,17 +174,39 @@ fn sglang_page(answer: Option<(u16, Bytes)>) -> Option<u32> {
     page.as_u64().and_then(|page| u32::try_from(page).ok()).filter(|page| *page > 0)
 }
 
+/// The setting `disable_radix_cache`.
+fn sglang_caching(answer: Option<(u16, Bytes)>) -> PrefixCaching {
+    let info: Option<Value> =
+        answer.filter(|(code, _)| *code == 200).and_then(|(_, body)| serde_json::from_slice(&body).ok());
+    match info.and_then(|info| info.get("disable_radix_cache")?.as_bool()) {
+        Some(true) => PrefixCaching::Off,
+        Some(false) => PrefixCaching::On,
+        None => PrefixCaching::Unknown,
+    }
+}
+
 /// The label `block_size` of `vllm:cache_config_info`.
 fn vllm_page(answer: Option<(u16, Bytes)>) -> Option<u32> {
+    cache_config(answer, "block_size")?.parse().ok().filter(|page: &u32| *page > 0)
+}
+
+/// Its label `enable_prefix_caching`, as Python prints it.
+fn vllm_caching(answer: Option<(u16, Bytes)>) -> PrefixCaching {
+    match cache_config(answer, "enable_prefix_caching").as_deref() {
+        Some("True") => PrefixCaching::On,
+        Some("False") => PrefixCaching::Off,
+        _ => PrefixCaching::Unknown,
+    }
+}
+
+/// A label of `vllm:cache_config_info`.
+fn cache_config(answer: Option<(u16, Bytes)>, name: &str) -> Option<String> {
     let (_, body) = answer.filter(|(code, _)| *code == 200)?;
     let text = std::str::from_utf8(&body).ok()?;
     let line = text.lines().find(|line| line.starts_with("vllm:cache_config_info{"))?;
-    let label = |name: &str| {
-        let (_, value) =
-            line.split_once(&format!("{{{name}=\"")).or_else(|| line.split_once(&format!(",{name}=\"")))?;
-        value.split('"').next()?.parse().ok().filter(|page: &u32| *page > 0)
-    };
-    label("block_size")
+    let (_, value) =
+        line.split_once(&format!("{{{name}=\"")).or_else(|| line.split_once(&format!(",{name}=\"")))?;
+    value.split('"').next().map(str::to_owned)
 }
 
 async fn get(upstream: &Upstream, worker: &Worker, path: &str) -> Option<(u16, Bytes)> {
@@ -208,6 +236,24 @@ mod tests {
             Some(16)
         );
         assert_eq!(sglang_page(Some((404, Bytes::new()))), None);
+    }
+
+    #[test]
+    fn whether_prefixes_are_kept_is_read_from_what_engines_really_say() {
+        use PrefixCaching::{Off, On, Unknown};
+        let metrics = |value: &str| {
+            let line = format!(
+                "vllm:cache_config_info{{block_size=\"16\",enable_prefix_caching=\"{value}\"}} 1.0\n"
+            );
+            vllm_caching(Some((200, Bytes::from(line))))
+        };
+        assert_eq!([metrics("True"), metrics("False"), metrics("None")], [On, Off, Unknown]);
+        assert_eq!(vllm_caching(None), Unknown);
+        let info = |code, text: &'static str| sglang_caching(Some((code, Bytes::from(text))));
+        assert_eq!(info(200, r#"{"disable_radix_cache": true}"#), Off);
+        assert_eq!(info(200, r#"{"disable_radix_cache": false}"#), On);
+        assert_eq!(info(200, r#"{"page_size": 1}"#), Unknown);
+        assert_eq!(info(404, r#"{"disable_radix_cache": true}"#), Unknown);
     }
 
     #[test]

@@ -6,7 +6,8 @@ use clap::Parser;
 use kvrouter_core::blocks::{BlockHash, NamespaceId};
 use kvrouter_core::events::Delta;
 use kvrouter_core::policy::Settings;
-use kvrouter_core::policy::leases::{Account, Lease, Prospect};
+use kvrouter_core::policy::leases::{Account, Lease, Pick, Prospect};
+use kvrouter_core::policy::sessions::{SessionKey, SessionMode, SessionUse};
 use kvrouter_core::policy::{Evidence, PickRequest};
 use kvrouter_core::units::{Tick, Tier, TierHits, Tokens};
 use kvrouter_crds::config::Engine;
@@ -44,6 +45,11 @@ pub(crate) fn member(port: u16, uid: &str, exclusion: Option<Exclusion>) -> Memb
     }
 }
 
+pub(crate) fn worker_named(id: &str) -> Arc<Worker> {
+    let member = Member { id: WorkerId::new(id), ..member(1, "uid", None) };
+    Arc::new(Worker::new(&member, &Arc::default()))
+}
+
 fn ids(workers: &[Arc<Worker>]) -> Vec<&str> {
     workers.iter().map(|worker| worker.id.as_str()).collect()
 }
@@ -57,6 +63,17 @@ fn store(pool: &Pool, target: &TargetState, hash: u64) {
 
 /// Books one request on `account`.
 fn book(pool: &Pool, target: &TargetState, account: &Arc<Account>) -> Lease {
+    picked(pool, target, account, &Settings::default(), None).lease
+}
+
+/// The pick of one request among one candidate.
+fn picked(
+    pool: &Pool,
+    target: &TargetState,
+    account: &Arc<Account>,
+    settings: &Settings,
+    session: Option<&SessionKey>,
+) -> Pick {
     let request = PickRequest {
         id: "r",
         role: Role::Mixed,
@@ -64,7 +81,7 @@ fn book(pool: &Pool, target: &TargetState, account: &Arc<Account>) -> Lease {
         blocks: &[],
         size: pool.config.size,
         images: &[],
-        session: None,
+        session,
         choices: 1,
     };
     let trust = target.trust.lock().verdict(Tick(0), pool.live.read().freshness);
@@ -78,9 +95,8 @@ fn book(pool: &Pool, target: &TargetState, account: &Arc<Account>) -> Lease {
         trust,
     };
     let none: Arc<[BlockHash]> = Arc::from([]);
-    let picked =
-        pool.ledger.select_and_book(Tick(0), &Settings::default(), &request, SPACE, &none, vec![prospect]);
-    picked.expect("one candidate").lease
+    let picked = pool.ledger.select_and_book(Tick(0), settings, &request, SPACE, &none, vec![prospect]);
+    picked.expect("one candidate")
 }
 
 #[test]
@@ -192,4 +208,19 @@ async fn a_thousand_joins_and_leaves_leave_nothing_behind() {
     assert!(settled(), "{}", pool.metrics.render(&pool).expect("text"));
     let changes = |change| pool.metrics.fleet_changes.with_label_values(&[change]).get();
     assert_eq!((changes("joined"), changes("left")), (1001, 1001));
+}
+
+/// A session's binding ends with its worker, not with its time to live.
+#[test]
+fn a_worker_that_left_is_no_sessions_home() {
+    let pool = pool();
+    let worker = Arc::new(Worker::new(&member(1, "uid", None), &pool.index));
+    let key = SessionKey { id: "s".into(), role: Role::Mixed };
+    let mut settings = Settings::default();
+    settings.sessions.mode = SessionMode::Both;
+    let target = &worker.targets[0];
+    let pick = || picked(&pool, target, &target.account, &settings, Some(&key)).session;
+    assert_eq!((pick(), pick()), (SessionUse::New, SessionUse::Followed));
+    pool.forget(&worker);
+    assert_eq!((pool.ledger.sessions(), pick()), (0, SessionUse::New));
 }

@@ -11,11 +11,14 @@ use kvrouter_core::events::envelope::Status;
 use kvrouter_core::ids::{Role, Slot, Target, WorkerId};
 use kvrouter_core::index::Index;
 use kvrouter_core::policy::leases::Account;
+use kvrouter_core::reconcile::{self, Comparison, Drift, Reconciliation, Share};
 use kvrouter_core::trust::SharedTrust;
+use kvrouter_core::units::{BlockSize, Tokens};
 use kvrouter_crds::config::{Engine, EventEndpoints, KvEvents};
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 
+use super::rendering::Rendering;
 use crate::feed::zmtp::Endpoint;
 
 /// One worker as discovery found it.
@@ -86,6 +89,10 @@ pub struct Worker {
     place: RwLock<Place>,
     /// Probes in a row that it did not pass.
     pub(super) missed_probes: AtomicU32,
+    /// Times that probes found it ready after they had not.
+    pub(super) times_ready: AtomicU32,
+    /// What is known of its tokens.
+    pub rendering: Rendering,
     /// Its page keeps it out of routing.
     odd_page: AtomicBool,
     /// Cancelled when it left: its tasks end.
@@ -113,6 +120,9 @@ pub struct TargetState {
     /// What its view is worth.
     pub trust: SharedTrust,
     facts: Mutex<EventFacts>,
+    reconciliation: Mutex<Reconciliation>,
+    /// Thousandths of its hits that count.
+    credit: AtomicU32,
     retired: AtomicBool,
     index: Arc<Index>,
 }
@@ -245,6 +255,8 @@ impl Worker {
             status: RwLock::new(WorkerStatus::unknown(member.engine)),
             place: RwLock::new(member.place),
             missed_probes: AtomicU32::new(0),
+            times_ready: AtomicU32::new(0),
+            rendering: Rendering::default(),
             odd_page: AtomicBool::new(false),
             gone: CancellationToken::new(),
         }
@@ -259,6 +271,11 @@ impl Worker {
     /// second, but people may know of the first.
     pub fn missed_probes(&self) -> u32 {
         self.missed_probes.load(Ordering::Relaxed)
+    }
+
+    /// Times that probes found it ready after they had not.
+    pub fn times_ready(&self) -> u32 {
+        self.times_ready.load(Ordering::Relaxed)
     }
 
     /// What discovery said last.
@@ -357,6 +374,8 @@ impl TargetState {
             account: Arc::default(),
             trust: SharedTrust::default(),
             facts: Mutex::default(),
+            reconciliation: Mutex::default(),
+            credit: AtomicU32::new(Share::ALL.thousandths()),
             retired: AtomicBool::new(false),
             index: Arc::clone(index),
         }
@@ -371,8 +390,57 @@ impl TargetState {
     pub fn note(&self, status: Status, page: u32) {
         let mut facts = self.facts.lock();
         facts.page = (page != 0).then_some(page).or(facts.page);
+        let turned = facts.hybrid != status.hybrid;
         facts.hybrid = status.hybrid;
         facts.paired = status.paired;
+        drop(facts);
+        if turned {
+            self.weigh(&self.reconciliation.lock(), status.hybrid);
+        }
+    }
+
+    /// What its hits are worth. Takes no lock.
+    pub fn credit(&self) -> Share {
+        Share::of_thousandths(self.credit.load(Ordering::Relaxed))
+    }
+
+    fn weigh(&self, reconciliation: &Reconciliation, hybrid: bool) {
+        self.credit.store(reconciliation.credit(hybrid).thousandths(), Ordering::Relaxed);
+    }
+
+    /// What the engine means by `cached` tokens in its usage.
+    pub fn reported(&self, cached: Option<Tokens>) -> Option<Tokens> {
+        self.reconciliation.lock().reported(cached)
+    }
+
+    /// Takes in what came of a prediction.
+    pub fn compare(&self, comparison: Comparison, size: BlockSize) -> reconcile::Outcome {
+        let hybrid = self.facts().hybrid;
+        let mut reconciliation = self.reconciliation.lock();
+        let drift = reconciliation.drift();
+        let outcome = reconciliation.compare(comparison, size, hybrid);
+        self.weigh(&reconciliation, hybrid);
+        if reconciliation.drift() != drift {
+            let (direction, cause) = reconciliation
+                .drift()
+                .map_or(("none", "none"), |it| (it.direction.label(), it.cause.label()));
+            tracing::info!(
+                target: "kv_router::fleet", target_name = %self.target, direction, cause,
+                "predictions compared with what the engine found"
+            );
+        }
+        outcome
+    }
+
+    /// Share of its predictions that come true, and how they fail if most do.
+    pub fn reconciled(&self) -> (Option<Share>, Option<Drift>) {
+        let reconciliation = self.reconciliation.lock();
+        (reconciliation.share(), reconciliation.drift())
+    }
+
+    /// Its engine began a new life.
+    pub fn restarted(&self) {
+        self.reconciliation.lock().restarted();
     }
 
     /// Its worker left: nothing new is remembered of it.

@@ -20,7 +20,7 @@ use kvrouter_core::receipts::ResultRecord;
 use kvrouter_core::units::{Millis, Tokens};
 
 use super::headers;
-use super::sse::Reader;
+use super::sse::{Reader, Usage};
 use crate::pool::Pool;
 use crate::route::Routed;
 
@@ -88,6 +88,7 @@ impl Watch {
         self.result.first_byte_ms = Some(millis.0);
         if self.streamed {
             self.pool.metrics.first_byte_seconds.observe(elapsed as f64 / 1e6);
+            self.routed.worker.rendering.first_byte(self.routed.expected.prompt, elapsed);
         }
     }
 
@@ -95,15 +96,27 @@ impl Watch {
     fn end(&mut self, reader: &mut Reader) {
         if !self.over {
             self.over = true;
-            self.take_usage(reader);
-            if (200..300).contains(&self.result.status) {
-                self.routed.prompt_finished();
+            let usage = self.take_usage(reader);
+            if self.is_good() {
+                self.routed.prompt_finished(&self.pool, usage);
+                self.remember_response(reader);
             }
         }
     }
 
+    fn is_good(&self) -> bool {
+        (200..300).contains(&self.result.status)
+    }
+
+    /// Notes who made the response, once its id is known.
+    fn remember_response(&self, reader: &mut Reader) {
+        if let Some(id) = reader.take_response_id() {
+            self.pool.responses.lock().made(self.pool.clock.now(), &id, &self.routed.worker);
+        }
+    }
+
     /// Counts the usage that was seen; once per attempt.
-    fn take_usage(&mut self, reader: &mut Reader) {
+    fn take_usage(&mut self, reader: &mut Reader) -> Usage {
         let usage = reader.usage();
         self.result.engine_prompt_tokens = usage.prompt;
         self.result.engine_cached_tokens = usage.cached;
@@ -111,6 +124,7 @@ impl Watch {
         let metrics = &self.pool.metrics;
         metrics.engine_prompt_tokens.inc_by(usage.prompt.unwrap_or(0));
         metrics.engine_cached_tokens.inc_by(usage.cached.unwrap_or(0));
+        usage
     }
 }
 
@@ -168,6 +182,9 @@ impl Answer {
         let events = self.reader.read(&bytes);
         if events > 0 {
             self.watch.routed.lease.generated(Tokens(events));
+            if self.watch.is_good() {
+                self.watch.remember_response(&mut self.reader);
+            }
         }
         if self.reader.is_done() {
             // Clients hang up at this event; they have their whole answer.

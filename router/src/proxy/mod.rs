@@ -6,12 +6,13 @@
 //! second start. [`body`] reads requests within limits, [`prepared`] is what
 //! routing needs of them, [`arrival`] sees that each leaves a receipt; [`answer`]
 //! watches the stream; [`errors`] writes what clients read when something fails;
-//! [`headers`] knows which headers travel.
+//! [`headers`] knows which headers travel; [`forward`] hands workers the token ids.
 
 pub mod answer;
 pub mod arrival;
 pub mod body;
 pub mod errors;
+pub mod forward;
 pub mod headers;
 pub mod prepared;
 pub mod sse;
@@ -36,13 +37,14 @@ use kvrouter_core::policy::sessions::SessionKey;
 use kvrouter_core::receipts::ResultRecord;
 use serde_json::{Value, json};
 
-use crate::fleet::ServedModel;
+use crate::fleet::{ServedModel, Worker};
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::route::{self, Ask, Routed, Unrouted};
 use answer::Watch;
 use arrival::Arrival;
 use errors::ClientError;
+use forward::Forwardable;
 use prepared::prepare;
 use upstream::{Upstream, UpstreamError};
 
@@ -73,6 +75,8 @@ struct Inbound {
     headers: HeaderMap,
     body: body::Held,
     ask: Ask,
+    /// Its ids, where workers may get them.
+    forwardable: Option<Forwardable>,
     /// The client wants server-sent events.
     streamed: bool,
 }
@@ -164,7 +168,8 @@ async fn inbound(
     let elapsed = app.pool.clock.micros() - started;
     app.pool.metrics.prompt_seconds.observe(elapsed as f64 / 1e6);
     let ask = Ask { session, ..prepared.ask };
-    Ok(Inbound { method: parts.method, path, headers: parts.headers, body, ask, streamed: prepared.streamed })
+    let (forwardable, streamed) = (prepared.forwardable, prepared.streamed);
+    Ok(Inbound { method: parts.method, path, headers: parts.headers, body, ask, forwardable, streamed })
 }
 
 /// The path and query to forward to. `CONNECT` and `OPTIONS *` name none.
@@ -247,7 +252,8 @@ async fn wait_for_a_worker(app: &App, ask: &Ask) {
 
 /// One attempt: forward, and wait for the first byte of the answer.
 async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) -> Attempt {
-    let request = outbound(inbound, &routed, attempt);
+    let body = outbound_body(app, inbound, &routed.worker);
+    let request = outbound(inbound, body, &routed, attempt);
     let worker = routed.worker.id.clone();
     let mut watch = Watch::new(Arc::clone(&app.pool), routed, inbound.streamed);
     let request = match request {
@@ -316,10 +322,19 @@ async fn first_byte(
     answer.await
 }
 
-/// The request as the worker gets it: the client's bytes, its end-to-end
-/// headers, and the rank where the worker has several.
+/// The client's bytes, with the token ids where the worker may have them.
+fn outbound_body(app: &App, inbound: &Inbound, worker: &Worker) -> Bytes {
+    let Some(forwardable) = &inbound.forwardable else { return inbound.body.bytes.clone() };
+    let (body, forwarding) = forwardable.splice(worker, &inbound.body.bytes);
+    app.pool.metrics.tokens.forwarded.with_label_values(&[forwarding.label()]).inc();
+    body
+}
+
+/// The request as the worker gets it: `body`, the client's end-to-end headers,
+/// and the rank where the worker has several.
 fn outbound(
     inbound: &Inbound,
+    body: Bytes,
     routed: &Routed,
     attempt: u32,
 ) -> Result<Request<http_body_util::Full<Bytes>>, ClientError> {
@@ -340,7 +355,7 @@ fn outbound(
             headers::set(all, headers::DATA_PARALLEL_RANK, &routed.target.rank.0.to_string());
         }
     }
-    request.body(http_body_util::Full::new(inbound.body.bytes.clone())).map_err(|_| ClientError::BadPath)
+    request.body(http_body_util::Full::new(body)).map_err(|_| ClientError::BadPath)
 }
 
 impl App {

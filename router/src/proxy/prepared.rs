@@ -8,13 +8,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kvrouter_core::blocks::Namespace;
 use kvrouter_core::units::Tokens;
-use kvrouter_crds::config::Engine;
+use kvrouter_crds::config::{Engine, ForwardTokenIds};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 
 use super::errors::ClientError;
+use super::forward::Forwardable;
 use crate::pool::Pool;
 use crate::prompt::body::Body;
 use crate::prompt::endpoint::{self, Endpoint};
@@ -31,6 +32,8 @@ pub struct Prepared {
     pub ask: Ask,
     /// The client wants server-sent events.
     pub streamed: bool,
+    /// Its ids, where workers may get them.
+    pub forwardable: Option<Forwardable>,
     /// Why there are no token ids; `None` when there are.
     refused: Option<Refusal>,
     /// Whose rendering was followed.
@@ -142,7 +145,11 @@ pub fn prepare_blocking(
     // Adapters are named in other fields too.
     adapter(pool, prompt.namespace.adapter.as_deref())?;
     let (refused, work) = (prompt.refused, prompt.work);
-    Ok(Prepared { ask: Ask::new(pool, request_id, prompt), streamed, refused, variant, work })
+    let forwardable = match pool.live.read().forward_token_ids {
+        ForwardTokenIds::Never => None,
+        ForwardTokenIds::WhenConfirmed => Forwardable::of(endpoint, variant, body, &prompt),
+    };
+    Ok(Prepared { ask: Ask::new(pool, request_id, prompt), streamed, forwardable, refused, variant, work })
 }
 
 /// Numbers out of range, lone surrogates and deep nesting pass: they are JSON,
@@ -205,7 +212,8 @@ impl Prepared {
     fn unread(pool: &Pool, request_id: Arc<str>, prompt: Prompt, streamed: bool) -> Self {
         let refused = prompt.refused;
         let ask = Ask::new(pool, request_id, prompt);
-        Self { ask, streamed, refused, variant: Engine::Auto, work: Work::default() }
+        let (variant, work) = (Engine::Auto, Work::default());
+        Self { ask, streamed, forwardable: None, refused, variant, work }
     }
 }
 

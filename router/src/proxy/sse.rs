@@ -30,6 +30,8 @@ pub struct Reader {
     kept: Vec<u8>,
     overflown: bool,
     usage: Usage,
+    /// The id of the response that the body is, until somebody takes it.
+    response_id: Option<Box<str>>,
     /// Events with content.
     events: u64,
     /// `[DONE]` has passed.
@@ -51,7 +53,8 @@ impl Reader {
             Some(kind) if kind.starts_with("application/json") => Kind::Json,
             _ => Kind::Opaque,
         };
-        Self { kind, kept: Vec::new(), overflown: false, usage: Usage::default(), events: 0, done: false }
+        let usage = Usage::default();
+        Self { kind, kept: Vec::new(), overflown: false, usage, response_id: None, events: 0, done: false }
     }
 
     /// Whether the body is a stream of events.
@@ -96,6 +99,12 @@ impl Reader {
         self.usage
     }
 
+    /// The id that later requests name to go on from this response: of a stream as
+    /// soon as it was said, of a JSON body once its usage was read.
+    pub fn take_response_id(&mut self) -> Option<Box<str>> {
+        self.response_id.take()
+    }
+
     fn keep(&mut self, bytes: &[u8], limit: usize) {
         if self.overflown || self.kept.len() + bytes.len() > limit {
             self.overflown = true;
@@ -115,24 +124,53 @@ impl Reader {
             return;
         }
         self.events += 1;
-        // Most events carry no usage; they are not worth parsing.
-        if data.windows(8).any(|window| window == b"\"usage\":") {
+        // Most events carry neither usage nor an id; they are not worth parsing.
+        if contains(data, b"\"usage\":") || contains(data, b"response.created") {
             self.note(&serde_json::from_slice(data).unwrap_or(Value::Null));
         }
     }
 
+    /// Usage stands at the top, or in the response or message that an event
+    /// speaks of; SGLang's `/generate` has its own name for it.
     fn note(&mut self, body: &Value) {
-        let Some(usage) = body.get("usage").filter(|usage| usage.is_object()) else { return };
-        let count = |path: &str| usage.pointer(path).and_then(Value::as_u64);
-        self.usage.prompt = count("/prompt_tokens").or(self.usage.prompt);
-        self.usage.completion = count("/completion_tokens").or(self.usage.completion);
-        let details = usage.get("prompt_tokens_details");
-        // Engines leave the details out, or null, when nothing was cached.
-        self.usage.cached = match details {
-            Some(Value::Object(_)) => count("/prompt_tokens_details/cached_tokens").or(Some(0)),
-            _ => self.usage.cached,
-        };
+        let whole = Some(body).filter(|body| body.get("object").is_some_and(|kind| kind == "response"));
+        let response = whole.or_else(|| body.get("response"));
+        if let Some(id) = response.and_then(|response| response.get("id")).and_then(Value::as_str) {
+            self.response_id = Some(id.into());
+        }
+        let inner = response.or_else(|| body.get("message"));
+        let usage = [body.get("usage"), inner.and_then(|inner| inner.get("usage")), body.get("meta_info")];
+        if let Some(usage) = usage.into_iter().flatten().find(|usage| usage.is_object()) {
+            self.usage.take(usage);
+        }
     }
+}
+
+impl Usage {
+    /// What `usage` says, in the words of any of the endpoints; what it leaves out
+    /// stays as it was.
+    fn take(&mut self, usage: &Value) {
+        let count = |path: &str| usage.pointer(path).and_then(Value::as_u64);
+        let details = |name: &str| usage.get(name).filter(|details| details.is_object());
+        let in_details = |name: &str| {
+            // Engines leave the count out when nothing was cached.
+            details(name).map(|details| details.get("cached_tokens").and_then(Value::as_u64).unwrap_or(0))
+        };
+        let read = count("/cache_read_input_tokens");
+        let input = count("/input_tokens").map(|input| match details("input_tokens_details") {
+            // The responses' count is of the whole prompt, the messages' of the rest.
+            Some(_) => input,
+            None => input + read.unwrap_or(0) + count("/cache_creation_input_tokens").unwrap_or(0),
+        });
+        self.prompt = count("/prompt_tokens").or(input).or(self.prompt);
+        self.completion = count("/completion_tokens").or_else(|| count("/output_tokens")).or(self.completion);
+        let cached = in_details("prompt_tokens_details").or_else(|| in_details("input_tokens_details"));
+        self.cached = cached.or(read).or_else(|| count("/cached_tokens")).or(self.cached);
+    }
+}
+
+fn contains(data: &[u8], word: &[u8]) -> bool {
+    data.windows(word.len()).any(|window| window == word)
 }
 
 #[cfg(test)]
@@ -162,6 +200,63 @@ mod tests {
         reader.read(&body.as_bytes()[..20]);
         reader.read(&body.as_bytes()[20..]);
         assert_eq!(reader.usage(), Usage { prompt: Some(9), cached: None, completion: Some(1) });
+    }
+
+    #[test]
+    fn every_endpoint_has_its_words_for_usage() {
+        let json = "application/json";
+        let of =
+            |prompt, cached, completion| Usage { prompt: Some(prompt), cached, completion: Some(completion) };
+        let cases: [(&str, &str, Usage); 6] = [
+            ("chat", r#"{"usage":{"prompt_tokens":9,"completion_tokens":1}}"#, of(9, None, 1)),
+            (
+                "chat, nothing cached",
+                r#"{"usage":{"prompt_tokens":9,"completion_tokens":1,"prompt_tokens_details":{}}}"#,
+                of(9, Some(0), 1),
+            ),
+            (
+                "responses",
+                r#"{"object":"response","id":"resp_1","usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":4},"output_tokens":2}}"#,
+                of(9, Some(4), 2),
+            ),
+            (
+                "messages",
+                r#"{"type":"message","usage":{"input_tokens":5,"cache_read_input_tokens":4,"output_tokens":2}}"#,
+                of(9, Some(4), 2),
+            ),
+            (
+                "messages, nothing reported",
+                r#"{"type":"message","usage":{"input_tokens":5,"output_tokens":2}}"#,
+                of(5, None, 2),
+            ),
+            (
+                "generate",
+                r#"{"text":"x","meta_info":{"prompt_tokens":9,"cached_tokens":8,"completion_tokens":3}}"#,
+                of(9, Some(8), 3),
+            ),
+        ];
+        for (why, body, expected) in cases {
+            let mut reader = Reader::new(Some(json));
+            reader.read(body.as_bytes());
+            assert_eq!(reader.usage(), expected, "{why}");
+            assert_eq!(reader.take_response_id().as_deref(), (why == "responses").then_some("resp_1"));
+        }
+    }
+
+    /// Case A02: the last event of a response carries its usage, the first its id.
+    #[test]
+    fn every_cut_of_a_response_reads_the_same() {
+        let stream = "event: response.created\ndata: {\"response\":{\"id\":\"resp_\u{e9}\",\"usage\":null},\"type\":\"response.created\"}\n\nevent: response.completed\ndata: {\"response\":{\"id\":\"resp_\u{e9}\",\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":4},\"output_tokens\":2}}}\n\n";
+        for cut in 0..=stream.len() {
+            let mut reader = Reader::new(Some("text/event-stream"));
+            let (head, tail) = stream.as_bytes().split_at(cut);
+            reader.read(head);
+            let early = reader.take_response_id();
+            reader.read(tail);
+            let usage = Usage { prompt: Some(9), cached: Some(4), completion: Some(2) };
+            assert_eq!(reader.usage(), usage, "cut at {cut}");
+            assert_eq!(early.or(reader.take_response_id()).as_deref(), Some("resp_\u{e9}"), "cut at {cut}");
+        }
     }
 
     #[test]

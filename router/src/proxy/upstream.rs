@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
@@ -90,10 +90,30 @@ impl Upstream {
         path: &str,
         limit: usize,
     ) -> Result<(u16, Bytes), UpstreamError> {
-        let request = Request::get(format!("http://{worker}{path}"))
-            .body(Full::default())
-            .map_err(|_| UpstreamError::Unreadable)?;
-        let answer = self.send(request).await?;
+        let request = Request::get(format!("http://{worker}{path}")).body(Full::default());
+        self.whole(request, limit).await
+    }
+
+    /// The same of `POST path` with a JSON body.
+    pub async fn post(
+        &self,
+        worker: &WorkerId,
+        path: &str,
+        body: Bytes,
+        limit: usize,
+    ) -> Result<(u16, Bytes), UpstreamError> {
+        let request = Request::post(format!("http://{worker}{path}"))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body));
+        self.whole(request, limit).await
+    }
+
+    async fn whole(
+        &self,
+        request: http::Result<Request<Full<Bytes>>>,
+        limit: usize,
+    ) -> Result<(u16, Bytes), UpstreamError> {
+        let answer = self.send(request.map_err(|_| UpstreamError::Unreadable)?).await?;
         let status = answer.status().as_u16();
         let body = Limited::new(answer.into_body(), limit).collect().await;
         Ok((status, body.map_err(|_| UpstreamError::Unreadable)?.to_bytes()))

@@ -19,3 +19,4 @@ mod raw_worker;
 mod requests;
 mod routing;
 mod streams;
+mod tokens;

@@ -1,0 +1,266 @@
+//! Handing a worker the token ids of its prompt, so that it need not tokenise.
+//!
+//! Only where `forwardTokenIds` is `WhenConfirmed`, the worker's tokens were
+//! compared and are the router's, its release takes ids, and the ids stand for the
+//! whole prompt. They are spliced into the client's bytes; all other bytes stay.
+//! Otherwise the body goes out as it came.
+//!
+//! Authority: vllm/renderers/online_renderer.py (`kv_transfer_params` of a chat,
+//! since 0.27) and sglang/srt/entrypoints/openai/serving_chat.py (`input_ids` of
+//! a chat, since 0.5.13); both take ids as the `prompt` of a completion.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use bytes::Bytes;
+use kvrouter_crds::config::Engine;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::fleet::Worker;
+use crate::prompt::Prompt;
+use crate::prompt::endpoint::Endpoint;
+
+/// Ids that a worker may get, and where they go in the body.
+#[derive(Clone, Debug)]
+pub struct Forwardable {
+    /// Whose rendering made them.
+    variant: Engine,
+    /// As JSON: a list of ids or of lists of ids.
+    ids: String,
+    place: Place,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// A member of its own, at this byte.
+    Member(usize),
+    /// Instead of the value in these bytes.
+    Value(Range<usize>),
+}
+
+/// What became of a request whose ids could be forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forwarding {
+    /// The worker gets the ids.
+    Forwarded,
+    /// Its tokens are not known to be the router's.
+    Unconfirmed,
+    /// Its release takes none, or is not known.
+    Unsupported,
+}
+
+impl Forwarding {
+    /// Stable label for metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Forwarded => "forwarded",
+            Self::Unconfirmed => "unconfirmed",
+            Self::Unsupported => "unsupported",
+        }
+    }
+}
+
+impl Forwardable {
+    /// The ids of `prompt`, which `body` became; `None` where they do not stand for
+    /// all of it or the body has its own.
+    pub fn of(endpoint: Endpoint, variant: Engine, body: &[u8], prompt: &Prompt) -> Option<Self> {
+        let whole = prompt.refused.is_none() && prompt.is_exact && prompt.images.is_empty();
+        if !whole || prompt.parts.iter().any(|part| part.tokens.is_empty()) {
+            return None;
+        }
+        let place = match endpoint {
+            Endpoint::Chat if prompt.parts.len() == 1 => place_in_chat(body)?,
+            Endpoint::Completions => place_in_completion(body)?,
+            _ => return None,
+        };
+        let is_list = matches!(&place, Place::Value(range) if body.get(range.start) == Some(&b'['));
+        let lists: Vec<String> = prompt.parts.iter().map(|part| listed(&part.tokens)).collect();
+        let ids = if is_list { format!("[{}]", lists.join(",")) } else { lists.concat() };
+        Some(Self { variant, ids, place })
+    }
+
+    /// The body with its ids, if `worker` takes them; and why not.
+    pub fn splice(&self, worker: &Worker, body: &Bytes) -> (Bytes, Forwarding) {
+        if !worker.rendering.is_confirmed(self.variant) {
+            return (body.clone(), Forwarding::Unconfirmed);
+        }
+        let status = worker.status();
+        let version = status.engine_version.as_deref().and_then(version);
+        let (range, text) = match (&self.place, status.engine, version) {
+            (Place::Value(range), Engine::VLLM | Engine::SGLang, _) => {
+                (range.clone(), Cow::Borrowed(&self.ids))
+            }
+            (Place::Member(at), Engine::VLLM, Some(version)) if version >= [0, 27, 0] => {
+                let text = format!("\"kv_transfer_params\":{{\"prompt_token_ids\":{}}},", self.ids);
+                (*at..*at, Cow::Owned(text))
+            }
+            (Place::Member(at), Engine::SGLang, Some(version)) if version >= [0, 5, 13] => {
+                (*at..*at, Cow::Owned(format!("\"input_ids\":{},", self.ids)))
+            }
+            _ => return (body.clone(), Forwarding::Unsupported),
+        };
+        let (Some(before), Some(after)) = (body.get(..range.start), body.get(range.end..)) else {
+            return (body.clone(), Forwarding::Unsupported);
+        };
+        (Bytes::from([before, text.as_bytes(), after].concat()), Forwarding::Forwarded)
+    }
+}
+
+/// The members of an object, where they stand in `body`. Of two with one name the
+/// later counts, as it does for engines.
+fn members(body: &[u8]) -> Option<HashMap<Cow<'_, str>, &RawValue>> {
+    serde_json::from_slice(body).ok()
+}
+
+fn is(members: &HashMap<Cow<'_, str>, &RawValue>, name: &str) -> bool {
+    members.get(name).is_some_and(|value| value.get() == "true")
+}
+
+/// Right behind the opening brace. Not where the body has ids or parameters of its
+/// own, or wants text back that ids would take away.
+fn place_in_chat(body: &[u8]) -> Option<Place> {
+    let members = members(body)?;
+    let own = ["input_ids", "kv_transfer_params"];
+    if own.iter().any(|name| members.contains_key(*name)) {
+        return None;
+    }
+    if is(&members, "echo") || is(&members, "continue_final_message") {
+        return None;
+    }
+    body.iter().position(|byte| *byte == b'{').map(|at| Place::Member(at + 1))
+}
+
+/// In place of `prompt`: a text, or a list of texts.
+fn place_in_completion(body: &[u8]) -> Option<Place> {
+    let members = members(body)?;
+    if is(&members, "echo") {
+        return None;
+    }
+    let prompt = members.get("prompt")?.get();
+    let texts = match serde_json::from_str::<Value>(prompt).ok()? {
+        Value::String(_) => true,
+        Value::Array(items) => !items.is_empty() && items.iter().all(Value::is_string),
+        _ => false,
+    };
+    // The value was borrowed from the body, so it stands there.
+    let start = (prompt.as_ptr() as usize).checked_sub(body.as_ptr() as usize)?;
+    let range = start..start + prompt.len();
+    (texts && range.end <= body.len()).then_some(Place::Value(range))
+}
+
+fn listed(ids: &[u32]) -> String {
+    let mut list = String::with_capacity(ids.len() * 7 + 2);
+    list.push('[');
+    for (at, id) in ids.iter().enumerate() {
+        let _ = write!(list, "{}{id}", if at == 0 { "" } else { "," });
+    }
+    list.push(']');
+    list
+}
+
+/// The first three numbers of a version: `0.33.1.dev123+gdeadbeef` is 0.33.1.
+fn version(text: &str) -> Option<[u32; 3]> {
+    let number = |part: &str| {
+        let digits = part.trim_start_matches('v');
+        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+        digits[..end].parse().ok()
+    };
+    let mut parts = text.split('.');
+    let (major, minor) = (number(parts.next()?)?, number(parts.next()?)?);
+    Some([major, minor, parts.next().and_then(number).unwrap_or(0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::Part;
+
+    fn prompt(parts: &[&[u32]]) -> Prompt {
+        let part = |tokens: &&[u32]| Part { tokens: tokens.to_vec(), blocks: Vec::new() };
+        Prompt { parts: parts.iter().map(part).collect(), is_exact: true, ..Prompt::default() }
+    }
+
+    #[test]
+    fn ids_have_their_place_in_the_body() {
+        let check = |why: &str, endpoint, body: &str, parts: &[&[u32]], expected: Option<&str>| {
+            let found = Forwardable::of(endpoint, Engine::VLLM, body.as_bytes(), &prompt(parts));
+            let text = found.map(|found| {
+                let (range, text) = match &found.place {
+                    Place::Member(at) => (*at..*at, format!("IDS{},", found.ids)),
+                    Place::Value(range) => (range.clone(), found.ids.clone()),
+                };
+                format!("{}{text}{}", &body[..range.start], &body[range.end..])
+            });
+            assert_eq!(text.as_deref(), expected, "{why}");
+        };
+        use Endpoint::{Chat, Completions, Messages};
+        let one: &[&[u32]] = &[&[1, 23]];
+        check("a chat", Chat, r#" { "messages": [] }"#, one, Some(r#" {IDS[1,23], "messages": [] }"#));
+        check("with ids of its own", Chat, r#"{"messages":[],"input_ids":[1]}"#, one, None);
+        check("with parameters", Chat, r#"{"messages":[],"kv_transfer_params":null}"#, one, None);
+        check("its key escaped", Chat, r#"{"messages":[],"input\u005fids":[1]}"#, one, None);
+        check("echo", Chat, r#"{"messages":[],"echo": true}"#, one, None);
+        check(
+            "no echo",
+            Chat,
+            r#"{"messages":[],"echo":false}"#,
+            one,
+            Some(r#"{IDS[1,23],"messages":[],"echo":false}"#),
+        );
+        check("continued", Chat, r#"{"messages":[],"continue_final_message":true}"#, one, None);
+        check("Anthropic's", Messages, r#"{"messages":[]}"#, one, None);
+        check(
+            "a text",
+            Completions,
+            r#"{"prompt": "a\"b", "n": 1}"#,
+            one,
+            Some(r#"{"prompt": [1,23], "n": 1}"#),
+        );
+        check(
+            "texts",
+            Completions,
+            r#"{"prompt":["a","b"]}"#,
+            &[&[1], &[2, 3]],
+            Some(r#"{"prompt":[[1],[2,3]]}"#),
+        );
+        check("one text in a list", Completions, r#"{"prompt":["a"]}"#, &[&[1]], Some(r#"{"prompt":[[1]]}"#));
+        check(
+            "the later of two",
+            Completions,
+            r#"{"prompt":"a","prompt":"b"}"#,
+            one,
+            Some(r#"{"prompt":"a","prompt":[1,23]}"#),
+        );
+        check("ids already", Completions, r#"{"prompt":[1,2]}"#, one, None);
+        check("echo of a text", Completions, r#"{"prompt":"a","echo":true}"#, one, None);
+        check("an empty prompt", Completions, r#"{"prompt":""}"#, &[&[]], None);
+    }
+
+    #[test]
+    fn ids_that_are_not_all_of_the_prompt_stay_here() {
+        let body = br#"{"messages":[]}"#;
+        let of = |prompt: &Prompt| Forwardable::of(Endpoint::Chat, Engine::VLLM, body, prompt).is_some();
+        let whole = prompt(&[&[1]]);
+        assert!(of(&whole));
+        assert!(!of(&Prompt { is_exact: false, ..whole.clone() }));
+        assert!(!of(&Prompt { refused: Some(crate::prompt::Refusal::Media), ..whole }));
+    }
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        for (text, numbers) in [
+            ("0.33.1.dev123+gdeadbeef", Some([0, 33, 1])),
+            ("0.5.23", Some([0, 5, 23])),
+            ("0.5.13rc1", Some([0, 5, 13])),
+            ("v1.2", Some([1, 2, 0])),
+            ("main", None),
+            ("", None),
+        ] {
+            assert_eq!(version(text), numbers, "{text}");
+        }
+        assert!(version("0.5.9") < version("0.5.13"), "not as text");
+    }
+}
