@@ -266,11 +266,11 @@ fn forwarding_is_off_unless_asked_for_and_its_flag_beats_both_files() {
     let asked = of("forwardTokenIds: WhenConfirmed\n", &[]);
     assert_eq!(asked.live.forward_token_ids, ForwardTokenIds::WhenConfirmed);
     let live = "schemaVersion: 1\nforwardTokenIds: Never\n";
-    let after = asked.live.taking(live, Path::new("live.yaml"), &asked.flags).expect("good");
+    let after = asked.live_of(live, Path::new("live.yaml")).expect("good");
     assert_eq!(after.forward_token_ids, ForwardTokenIds::Never);
     let flagged = of("", &["--forward-token-ids", "when-confirmed"]);
     assert_eq!(flagged.live.forward_token_ids, ForwardTokenIds::WhenConfirmed);
-    let after = flagged.live.taking(live, Path::new("live.yaml"), &flagged.flags).expect("good");
+    let after = flagged.live_of(live, Path::new("live.yaml")).expect("good");
     assert_eq!(after.forward_token_ids, ForwardTokenIds::WhenConfirmed);
     let wrong = load(&(GOOD.to_owned() + "forwardTokenIds: on\n"), &[]).expect_err("a word of YAML's");
     assert!(wrong.to_string().contains("forwardTokenIds"), "{wrong}");

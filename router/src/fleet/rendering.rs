@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout};
 use super::Worker;
 use crate::pool::Pool;
 use crate::prompt::Asked;
+use crate::prompt::body::Body;
 use crate::prompt::endpoint::Endpoint;
 use crate::proxy::upstream::Upstream;
 
@@ -375,7 +376,7 @@ impl Comparing<'_> {
                 size: pool.config.size,
                 now_unix_ms: pool.clock.unix_ms(),
             };
-            let prompt = pool.prompter.prepare(&asked, body);
+            let prompt = pool.prompter.prepare(&asked, Body::from_json(body));
             let whole = prompt.refused.is_none() && prompt.is_exact;
             prompt.parts.into_iter().next().filter(|_| whole).map(|part| part.tokens)
         };
