@@ -327,8 +327,19 @@ impl ServeConfig {
         let relist = Duration::from_secs(flags.relist_seconds);
         let render_check = Duration::from_secs(flags.render_check_seconds);
         let (live, digest) = (base.clone(), file::digest(&text));
-        let mut config =
-            Self { size, live, base, flags, live_path, relist, render_check, identity_seed, admin_token, file, digest };
+        let mut config = Self {
+            size,
+            live,
+            base,
+            flags,
+            live_path,
+            relist,
+            render_check,
+            identity_seed,
+            admin_token,
+            file,
+            digest,
+        };
         if let Some(path) = &config.live_path {
             config.live = config.live_of(&read(path)?, path)?;
         }
