@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kvrouter_core::blocks::{BlockHash, Domain, Identity, IdentitySeed, NamespaceId};
 use kvrouter_core::events::Delta;
 use kvrouter_core::events::envelope::Status;
+use kvrouter_core::gather::Scratches;
 use kvrouter_core::ids::Epoch;
 use kvrouter_core::index::Index;
 use kvrouter_core::policy::history::History;
@@ -50,6 +51,8 @@ pub struct Pool {
     pub history: Mutex<History>,
     /// Select and book.
     pub ledger: Ledger,
+    /// Memory that picks use again.
+    pub scratches: Scratches,
     /// The workers.
     pub fleet: Fleet,
     /// The latest receipts, and the way to their files.
@@ -146,6 +149,7 @@ impl Pool {
             index,
             history: Mutex::default(),
             ledger: Ledger::default(),
+            scratches: Scratches::default(),
             fleet,
             receipts: Receipts::new(capacity),
             beginnings: Mutex::default(),

@@ -383,6 +383,11 @@ fn recorded_outputs(
     if flags.plot.is_some() {
         return Err(unusable("plot", "receipts have nothing to plot: use --csv"));
     }
+    if flags.oracle {
+        let problem =
+            "receipts have no oracle: every recorded decision is made again without it; leave it out";
+        return Err(unusable("oracle", problem));
+    }
     let receipts = &trace.receipts;
     let repeat = |(sequence, receipt): &(u64, Receipt)| recorded::repeat(*sequence, receipt).err();
     let mut differences = receipts.iter().filter_map(repeat);

@@ -8,23 +8,22 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
+use kvrouter_core::gather::{self, Lookup, Question, Scratch};
 use kvrouter_core::ids::{Role, Target, WorkerId};
 use kvrouter_core::index::Holdings;
 use kvrouter_core::policy::images::ImageKey;
-use kvrouter_core::policy::leases::{Lease, NoPick, Pick, Prospect};
+use kvrouter_core::policy::leases::{Lease, Pick};
 use kvrouter_core::policy::sessions::{SessionKey, SessionUse};
 use kvrouter_core::policy::shadow::{self, Shadow};
-use kvrouter_core::policy::{
-    Candidate, Decision, Evidence, NoChoice, Outcome, PickRequest, PolicyKind, Settings, Terms, hits,
-};
+use kvrouter_core::policy::{Candidate, Choice, Evidence, Outcome, PickRequest, PolicyKind, Settings};
 use kvrouter_core::receipts::elsewhere::{self, Other};
 use kvrouter_core::receipts::{Draft, ReceiptNumber, Record, ResultRecord};
-use kvrouter_core::units::{Blocks, TierHits, Tokens};
+use kvrouter_core::units::{Blocks, Tokens};
 use kvrouter_crds::config::Fallback;
 
 use crate::config::Live;
 use crate::expected::{self, Expected};
-use crate::fleet::{self, TargetState, Worker};
+use crate::fleet::{Listed, Worker};
 use crate::pool::Pool;
 use crate::prompt::{Part, Prompt};
 use crate::proxy::sse::Usage;
@@ -136,17 +135,15 @@ impl Ask {
         }
     }
 
-    /// Its prompts.
-    fn prompts(&self) -> Vec<OnePrompt> {
-        match self.several.is_empty() {
-            true => vec![OnePrompt { tokens: self.prompt_tokens, blocks: Arc::clone(&self.blocks) }],
-            false => self.several.clone(),
-        }
+    /// Its prompts: their lengths and full blocks.
+    fn prompts(&self) -> impl Iterator<Item = (Tokens, &[BlockHash])> {
+        let one = self.several.is_empty().then_some((self.prompt_tokens, &*self.blocks));
+        one.into_iter().chain(self.several.iter().map(|one| (one.tokens, &*one.blocks)))
     }
 
     /// Whether `worker` may be picked for it now.
     pub fn is_for(&self, worker: &Worker) -> bool {
-        worker.is_ready() && worker.takes(self.role) && worker.serves(self.adapter.as_deref())
+        worker.takes(self.role) && worker.serves(self.adapter.as_deref())
     }
 
     fn pick_request(&self, pool: &Pool) -> PickRequest<'_> {
@@ -219,46 +216,61 @@ pub struct Unrouted {
 /// Picks a ready worker outside `excluded`, books the request there and files
 /// the receipt.
 pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Result<Routed, Unrouted> {
+    let mut scratch = pool.scratches.take();
+    let picked = pick_in(pool, ask, attempt, excluded, &mut scratch);
+    pool.scratches.give_back(scratch);
+    picked
+}
+
+fn pick_in(
+    pool: &Pool,
+    ask: &Ask,
+    attempt: u32,
+    excluded: &[WorkerId],
+    scratch: &mut Scratch,
+) -> Result<Routed, Unrouted> {
     // Read once: decision, receipt and pick line must speak of the same settings.
     let live = pool.live.read().clone();
     let settings = live.settings;
-    let workers = pool.fleet.workers();
-    let (followed, maker) = previous(pool, ask, &workers, excluded);
-    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, excluded, maker.as_deref());
-    let mut draft = ask.draft(pool, &settings, attempt);
-    draft.elsewhere = &elsewhere;
+    let listed = pool.fleet.listed();
+    let (followed, maker) = previous(pool, ask, &listed.workers, excluded);
+    gather(pool, ask, &live, &listed, excluded, maker.as_deref(), scratch);
+    let Scratch { field, record, .. } = scratch;
+    let draft = Draft { priced: field.len(), ..ask.draft(pool, &settings, attempt) };
     let request = ask.pick_request(pool);
     let now = pool.clock.now();
-    let picked = pool.ledger.select_and_book(now, &settings, &request, ask.namespace, &ask.blocks, prospects);
+    let picked = pool.ledger.select_and_book(now, &settings, &request, ask.namespace, &ask.blocks, field);
+    let field = &*field;
     let pick = match picked {
         Ok(pick) => pick,
         Err(nobody) => {
             count(pool, ask, settings.policy, Outcome::NoTarget, None);
-            let overloaded = matches!(nobody.reason, NoChoice::Overloaded(_));
-            let receipt = pool.receipts.file(unanswered(draft, &nobody), None);
-            return Err(Unrouted { receipt, overloaded });
+            let draft = Draft { field: Some(field), turn: nobody.turn.as_ref(), ..draft };
+            let receipt = pool.receipts.file(draft.encode_in(record), None);
+            return Err(Unrouted { receipt, overloaded: nobody.overloaded });
         }
     };
-    let shadows = shadow::evaluate(&settings, &request, &pick.candidates, &pick.decision, pick.turn.as_ref());
+    let choice = &pick.choice;
     let session = followed.unwrap_or(pick.session);
-    let draft = Draft { turn: pick.turn.as_ref(), session, shadows: &shadows, ..draft };
-    let record = answered(draft, &pick.candidates, &pick.decision);
-    let chosen = &pick.candidates[pick.decision.chosen];
-    log_pick(pool, ask, settings.policy, chosen, &pick, session);
-    count(pool, ask, settings.policy, pick.decision.outcome, Some(chosen));
-    count_shadows(pool, &shadows, chosen);
+    let (turn, priced) = (pick.turn.as_ref(), choice.priced);
+    let shadows = shadow::evaluate(&settings, &request, field, choice.chosen, turn);
+    let draft = Draft { field: Some(field), priced, choice: Some(choice), shadows: &shadows, ..draft };
+    let record = Draft { turn, session, ..draft }.encode_in(record);
+    let chosen = field.candidate(choice.chosen);
+    log_pick(pool, ask, settings.policy, &chosen, &pick, session);
+    count(pool, ask, settings.policy, choice.outcome, Some(&chosen));
+    count_shadows(pool, &shadows, &chosen);
     pool.metrics.sessions.with_label_values(&[session.label()]).inc();
     let receipt = pool.receipts.file(record, None);
     if let Some(beginning) = &ask.beginning {
         pool.beginnings.lock().sent(beginning.first, beginning.own);
     }
-    let found = fleet::find(&workers, chosen.target.worker.as_str());
-    let worker = Arc::clone(found.expect("candidates come from this very list"));
+    let worker = Arc::clone(listed.owner(field.place(choice.chosen)));
     let state = expected::state(&worker, chosen.target.rank.0).expect("its targets stood for choice");
-    ask.prompts().iter().for_each(|one| pool.remember(state, ask.namespace, &one.blocks));
-    let expected = Expected::of(pool, ask, chosen, state);
-    let (target, has_blocks) = (chosen.target.clone(), !ask.blocks.is_empty());
-    Ok(Routed { worker, target, lease: pick.lease, receipt, expected, has_blocks })
+    ask.prompts().for_each(|(_, blocks)| pool.remember(state, ask.namespace, blocks));
+    let expected = Expected::of(pool, ask, &chosen, state);
+    let has_blocks = !ask.blocks.is_empty();
+    Ok(Routed { worker, target: chosen.target, lease: pick.lease, receipt, expected, has_blocks })
 }
 
 /// What the response that a request goes on from has to say, and the worker that
@@ -295,36 +307,24 @@ pub fn file_rejection(pool: &Pool, request_id: Arc<str>, status: u16, failure: &
 pub fn explain(pool: &Pool, ask: &Ask) -> Record {
     let live = pool.live.read().clone();
     let settings = live.settings;
-    let workers = pool.fleet.workers();
-    let (followed, maker) = previous(pool, ask, &workers, &[]);
-    let (prospects, elsewhere) = prospects(pool, ask, &live, &workers, &[], maker.as_deref());
+    let listed = pool.fleet.listed();
+    let (followed, maker) = previous(pool, ask, &listed.workers, &[]);
+    let mut scratch = Scratch::default();
+    gather(pool, ask, &live, &listed, &[], maker.as_deref(), &mut scratch);
+    let mut field = scratch.field;
     let turn = pool.ledger.turn();
-    let mut draft = ask.draft(pool, &settings, 0);
-    (draft.elsewhere, draft.turn) = (&elsewhere, turn.as_ref());
-    draft.session = followed.unwrap_or_default();
     let request = ask.pick_request(pool);
-    match pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, prospects) {
-        Ok((decision, candidates)) => {
-            let shadows = shadow::evaluate(&settings, &request, &candidates, &decision, turn.as_ref());
-            answered(Draft { shadows: &shadows, ..draft }, &candidates, &decision)
+    let found = pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, &mut field);
+    let session = followed.unwrap_or_default();
+    let draft = Draft { field: Some(&field), priced: field.len(), session, ..ask.draft(pool, &settings, 0) };
+    match found {
+        Ok(choice) => {
+            let turn = turn.as_ref();
+            let shadows = shadow::evaluate(&settings, &request, &field, choice.chosen, turn);
+            Draft { turn, choice: Some(&choice), shadows: &shadows, ..draft }.encode()
         }
-        Err(nobody) => unanswered(draft, &nobody),
+        Err(nobody) => Draft { turn: nobody.turn.as_ref(), ..draft }.encode(),
     }
-}
-
-/// The record of a decision.
-fn answered(draft: Draft<'_>, candidates: &[Candidate], decision: &Decision) -> Record {
-    let chosen = Some((decision.chosen, decision.tie));
-    Draft { candidates, terms: &decision.terms, chosen, outcome: decision.outcome, ..draft }.encode()
-}
-
-/// The record of a request that found nobody: who was rejected and for what.
-fn unanswered(draft: Draft<'_>, nobody: &NoPick) -> Record {
-    let terms: &[Terms] = match &nobody.reason {
-        NoChoice::Empty => &[],
-        NoChoice::Overloaded(terms) => terms,
-    };
-    Draft { candidates: &nobody.candidates, terms, turn: nobody.turn.as_ref(), ..draft }.encode()
 }
 
 fn count_shadows(pool: &Pool, shadows: &[Shadow], chosen: &Candidate) {
@@ -336,67 +336,48 @@ fn count_shadows(pool: &Pool, shadows: &[Shadow], chosen: &Candidate) {
     }
 }
 
-/// All ranks of all ready workers, or of the one that made the response to go on
-/// from, with what their views and the routing history are worth for this
-/// request; and which of them hold more of it for another namespace, sorted.
-fn prospects<'a>(
+/// Makes the field of `scratch` all ranks of all ready workers, or of the one that
+/// made the response to go on from, with what their views and the routing history
+/// are worth for this request.
+fn gather(
     pool: &Pool,
     ask: &Ask,
     live: &Live,
-    workers: &'a [Arc<Worker>],
+    listed: &Listed,
     excluded: &[WorkerId],
     maker: Option<&Worker>,
-) -> (Vec<Prospect<'a>>, Vec<(Target, u64)>) {
+    scratch: &mut Scratch,
+) {
     let other = ask.beginning.as_ref().and_then(|beginning| beginning.other.as_ref());
-    let others = other.map_or_else(Vec::new, |(namespace, blocks)| pool.index.hits(*namespace, blocks));
-    let others = Holdings::from(others);
-    let mut elsewhere = Vec::new();
-    let prompts = ask.prompts();
-    let held: Vec<Holdings> =
-        prompts.iter().map(|one| pool.index.hits(ask.namespace, &one.blocks).into()).collect();
-    let now = pool.clock.now();
-    let prospect = |state: &'a Arc<TargetState>| {
-        let claimed_of = |at: usize| held[at].of(state.slot);
-        let (trust, paired) = state.trust.read(now, live.freshness);
-        // Engines skip a prefix of each prompt, so each has its own limit.
-        let sum =
-            |held: &dyn Fn(usize) -> TierHits| (0..prompts.len()).map(held).fold(TierHits::default(), added);
-        let usable = |held: &dyn Fn(usize) -> TierHits| match ask.bypasses_cache {
-            true => TierHits::default(),
-            false => sum(&|at| hits::usable(held(at), prompts[at].tokens, pool.config.size, paired)),
-        };
-        let claimed = sum(&claimed_of);
-        let for_others = others.of(state.slot).total();
-        if for_others > claimed.total() {
-            elsewhere.push((state.target.clone(), for_others));
-        }
-        let (hits, evidence) = if trust.credited {
-            (state.credit().of(usable(&claimed_of)), Evidence::View)
-        } else if live.fallback == Fallback::History && trust.leaves_room_for_history() {
-            let history = pool.history.lock();
-            let sent: Vec<u64> =
-                prompts.iter().map(|one| history.hits(now, state.slot, ask.namespace, &one.blocks)).collect();
-            (usable(&|at| TierHits { device: sent[at], ..TierHits::default() }), Evidence::History)
-        } else {
-            (TierHits::default(), Evidence::Nothing)
-        };
-        let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
-        let account = &state.account;
-        let limit = prompts.iter().map(|one| hits::limit(one.tokens, pool.config.size, paired)).sum();
-        let usable = if ask.bypasses_cache { 0 } else { limit };
-        Prospect { target: state.target.clone(), account, claimed, hits, usable, evidence, trust }
+    let mut others = Holdings::default();
+    if let Some((namespace, blocks)) = other {
+        pool.index.look_up(*namespace, blocks, &mut others);
+    }
+    for ((_, blocks), held) in ask.prompts().zip(scratch.held(ask.prompts().count())) {
+        pool.index.look_up(ask.namespace, blocks, held);
+    }
+    let Scratch { held, field, .. } = scratch;
+    let prompts = ask.prompts().zip(&*held);
+    let prompts: Vec<_> = prompts.map(|((tokens, blocks), held)| Lookup { tokens, blocks, held }).collect();
+    let question = Question {
+        now: pool.clock.now(),
+        role: ask.role,
+        freshness: live.freshness,
+        size: pool.config.size,
+        namespace: ask.namespace,
+        prompts: &prompts,
+        others: &others,
+        bypasses_cache: ask.bypasses_cache,
+        history: (live.fallback == Fallback::History).then_some(&pool.history),
     };
-    let is_maker = |worker: &Worker| maker.is_none_or(|maker| std::ptr::eq(maker, worker));
-    let eligible = workers
-        .iter()
-        .filter(|worker| ask.is_for(worker) && !excluded.contains(&worker.id) && is_maker(worker));
-    let prospects = eligible.flat_map(|worker| &worker.targets).map(prospect).collect();
-    elsewhere.sort();
-    (prospects, elsewhere)
-}
-
-fn added(one: TierHits, other: TierHits) -> TierHits {
-    TierHits { device: one.device + other.device, host: one.host + other.host, disk: one.disk + other.disk }
+    let adapter = ask.adapter.as_deref();
+    let admits = |place| {
+        let worker = listed.owner(place);
+        let is_maker = maker.is_none_or(|maker| std::ptr::eq(maker, &**worker));
+        is_maker && worker.serves(adapter) && !excluded.contains(&worker.id)
+    };
+    let all = adapter.is_none() && excluded.is_empty() && maker.is_none();
+    gather::gather(&question, &listed.lineup, |place| all || admits(place), field);
 }
 
 fn count(pool: &Pool, ask: &Ask, policy: PolicyKind, outcome: Outcome, chosen: Option<&Candidate>) {
@@ -422,8 +403,7 @@ fn log_pick(
     pick: &Pick,
     session: SessionUse,
 ) {
-    let decision = &pick.decision;
-    let cost = decision.terms[decision.chosen].cost;
+    let Choice { cost, outcome, tie, .. } = pick.choice;
     tracing::info!(
         target: "kv_router::pick",
         policy = %policy.label(),
@@ -435,10 +415,10 @@ fn log_pick(
         cost = (cost * 1000.0).round() / 1000.0,
         active_blocks = chosen.load.active_blocks,
         queued_tokens = chosen.load.queued.0,
-        outcome = %decision.outcome.label(),
+        outcome = %outcome.label(),
         trust = %chosen.trust.state.label(),
         trust_reason = %chosen.trust.reason.label(),
-        tie = %decision.tie.label(),
+        tie = %tie.label(),
         hit_tokens = pool.config.size.tokens_in(Blocks(chosen.hits.total())).0,
         prompt_tokens = ask.prompt_tokens.0,
         mm_images = ask.images.len(),

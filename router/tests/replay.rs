@@ -5,7 +5,10 @@ use std::process::{Command, Output};
 
 use kvrouter_core::ids::{Epoch, Target, WorkerId};
 use kvrouter_core::policy::decode_demand::Demand;
-use kvrouter_core::policy::{Candidate, Evidence, Load, PickRequest, Settings, decide};
+use kvrouter_core::policy::field::Field;
+use kvrouter_core::policy::price::Prices;
+use kvrouter_core::policy::tie::Ties;
+use kvrouter_core::policy::{Candidate, Evidence, Load, PickRequest, Settings, choose};
 use kvrouter_core::receipts::Draft;
 use kvrouter_core::receipts::chain::Head;
 use kvrouter_core::trust::{Reason, State, Verdict};
@@ -136,15 +139,15 @@ fn decision(number: u64, head: &mut Head) -> String {
     let (role, prompt) = (kvrouter_core::ids::Role::Mixed, Tokens(130));
     let request =
         PickRequest { id: &id, role, prompt, blocks: &blocks, size, images: &[], session: None, choices: 1 };
-    let decision = decide(&settings, &request, &candidates, None).expect("three");
+    let field = Field::from(&candidates[..]);
+    let choice = choose(&settings, &request, &field, None, Ties::default(), &mut Prices::default());
     let draft = Draft {
         attempt: 1,
         prompt_tokens: prompt,
         blocks: &blocks,
-        candidates: &candidates,
-        terms: &decision.terms,
-        chosen: Some((decision.chosen, decision.tie)),
-        outcome: decision.outcome,
+        field: Some(&field),
+        priced: candidates.len(),
+        choice: choice.as_ref(),
         ..Draft::undecided(&id, &settings, 16)
     };
     head.receipt(&draft.encode().decode().expect("ours"))
@@ -209,6 +212,16 @@ fn bad_receipts_end_with_2_name_their_place_and_write_nothing() {
     check("cut at once", &good[..90], "bad.jsonl: line 1: object: is not JSON");
     let incomplete = good.replacen("\"outcome\":", "\"outcom\":", 1);
     check("incomplete", &incomplete, "bad.jsonl: line 1: outcom: is not a known field");
+}
+
+#[test]
+fn an_oracle_of_receipts_is_refused_and_not_ignored() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let trace = folder.path().join("receipts.jsonl");
+    std::fs::write(&trace, receipts()).expect("written");
+    let output = replay(&trace, &["--oracle"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--oracle: receipts have no oracle"), "{}", text(&output.stderr));
 }
 
 /// The receipt is whole and its chain holds, but no policy decides like that.

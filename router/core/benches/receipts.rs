@@ -10,7 +10,10 @@ use std::time::Instant;
 use kvrouter_core::blocks::BlockHash;
 use kvrouter_core::ids::{Epoch, Role, Target, WorkerId};
 use kvrouter_core::policy::decode_demand::Demand;
-use kvrouter_core::policy::{Candidate, Evidence, Load, PickRequest, Settings, decide};
+use kvrouter_core::policy::field::Field;
+use kvrouter_core::policy::price::Prices;
+use kvrouter_core::policy::tie::Ties;
+use kvrouter_core::policy::{Candidate, Evidence, Load, PickRequest, Settings, choose};
 use kvrouter_core::receipts::Draft;
 use kvrouter_core::receipts::chain::{Follower, Head};
 use kvrouter_core::trust::{Reason, State, Verdict};
@@ -39,24 +42,25 @@ fn measure(count: u64) {
         session: None,
         choices: 1,
     };
-    let decision = decide(&settings, &request, &candidates, None).expect("there are some");
+    let field = Field::from(&candidates[..]);
+    let choice = choose(&settings, &request, &field, None, Ties::default(), &mut Prices::default());
     let draft = Draft {
         time_unix_ms: 1_795_970_308_644,
         attempt: 1,
         prompt_tokens: request.prompt,
         exact_tokens: true,
         blocks: &blocks,
-        candidates: &candidates,
-        terms: &decision.terms,
-        chosen: Some((decision.chosen, decision.tie)),
-        outcome: decision.outcome,
+        field: Some(&field),
+        priced: candidates.len(),
+        choice: choice.as_ref(),
         ..Draft::undecided(id, &settings, 16)
     };
     let record = draft.encode();
     let receipt = record.decode().expect("ours");
     let line = Head::default().receipt(&receipt);
+    let mut room = Vec::new();
     let times = [
-        median(|| drop(black_box(black_box(&draft).encode()))),
+        median(|| drop(black_box(black_box(&draft).encode_in(&mut room)))),
         median(|| drop(black_box(record.decode()))),
         median(|| drop(black_box(Head::default().receipt(&receipt)))),
         median(|| drop(black_box(Follower::default().line(&line, 1)))),

@@ -7,13 +7,14 @@
 //! arguments, results go out as values.
 //!
 //! Read the modules in the order in which a request passes through them:
-//! [`blocks`], [`index`], [`policy`], [`receipts`]; and an engine's events:
+//! [`blocks`], [`index`], [`gather`], [`policy`], [`receipts`]; and an engine's events:
 //! [`events`], [`trust`], [`index`]; [`reconcile`] compares what was predicted with
 //! what engines found. [`replay`] repeats decisions offline, [`json`]
 //! writes and reads what both leave behind.
 
 pub mod blocks;
 pub mod events;
+pub mod gather;
 pub mod ids;
 pub mod index;
 pub mod json;

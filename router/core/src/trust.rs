@@ -307,21 +307,11 @@ impl Trust {
 
     /// The state of the view at `now`.
     pub fn verdict(&self, now: Tick, freshness: Freshness) -> Verdict {
-        let age = self.last_proof.map(|proof| now.since(proof));
-        let (state, reason) = self.state(age, freshness);
-        let fresh = age.is_some_and(|age| age <= freshness.budget);
-        let credited = match state {
-            State::Exact | State::Incomplete => true,
-            State::Unsound => fresh,
-            State::Unsequenced => {
-                self.last_event.is_some_and(|event| now.since(event) <= freshness.budget) && fresh
-            }
-            State::Cold | State::Syncing | State::Mismatched | State::NoCache => false,
-        };
-        Verdict { state, reason, credited, epoch: self.epoch, seq: self.seq, age }
+        self.published().verdict(now, freshness)
     }
 
-    fn state(&self, age: Option<Millis>, freshness: Freshness) -> (State, Reason) {
+    /// The state and its reason as long as the view is not silent.
+    fn settled(&self) -> (State, Reason) {
         if self.domain_mismatch {
             return (State::Mismatched, Reason::DomainMismatch);
         }
@@ -348,9 +338,6 @@ impl Trust {
         if self.status.disconnected {
             return (State::Unsound, Reason::EngineUnreachable);
         }
-        if age.is_none_or(|age| age > freshness.silence) {
-            return (State::Unsound, Reason::Silence);
-        }
         if self.storeless >= STORELESS_PROMPTS && self.caching != PrefixCaching::On {
             return (State::NoCache, Reason::NothingStored);
         }
@@ -362,23 +349,145 @@ impl Trust {
         }
         (State::Exact, Reason::Ok)
     }
+
+    /// What a verdict at any time follows from.
+    fn published(&self) -> Published {
+        let (state, reason) = self.settled();
+        // All that is worse than silence.
+        let outranks = match state {
+            State::Cold | State::Syncing | State::Unsound | State::Mismatched => true,
+            State::NoCache => reason == Reason::PrefixCachingOff,
+            State::Exact | State::Incomplete | State::Unsequenced => false,
+        };
+        Published {
+            state,
+            reason,
+            outranks_silence: outranks,
+            paired: self.status.paired,
+            epoch: self.epoch,
+            seq: self.seq,
+            last_proof: self.last_proof,
+            last_event: self.last_event,
+        }
+    }
 }
+
+/// What a verdict follows from, whenever it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Published {
+    state: State,
+    reason: Reason,
+    /// Whether the state stands however long nothing was heard.
+    outranks_silence: bool,
+    paired: bool,
+    epoch: Epoch,
+    seq: u64,
+    last_proof: Option<Tick>,
+    last_event: Option<Tick>,
+}
+
+impl Published {
+    #[inline]
+    fn verdict(self, now: Tick, freshness: Freshness) -> Verdict {
+        let Self { mut state, mut reason, epoch, seq, .. } = self;
+        let age = self.last_proof.map(|proof| now.since(proof));
+        if !self.outranks_silence && age.is_none_or(|age| age > freshness.silence) {
+            (state, reason) = (State::Unsound, Reason::Silence);
+        }
+        let fresh = age.is_some_and(|age| age <= freshness.budget);
+        // No `match`: a jump that every decision takes a thousand times.
+        let credited = matches!(state, State::Exact | State::Incomplete)
+            || fresh && state == State::Unsound
+            || fresh
+                && state == State::Unsequenced
+                && self.last_event.is_some_and(|event| now.since(event) <= freshness.budget);
+        Verdict { state, reason, credited, epoch, seq, age }
+    }
+
+    /// The same in words.
+    fn words(self) -> [u64; WORDS] {
+        let tick = |tick: Option<Tick>| tick.map_or(0, |tick| tick.0.min(NEVER - 1) + 1);
+        let flags = u64::from(self.outranks_silence) << 8 | u64::from(self.paired) << 9;
+        let small = self.state as u64 | (self.reason as u64) << 4 | flags;
+        [small, self.epoch.0, self.seq, tick(self.last_proof), tick(self.last_event)]
+    }
+
+    #[inline]
+    fn from_words([small, epoch, seq, proof, event]: [u64; WORDS]) -> Self {
+        let tick = |word: u64| word.checked_sub(1).map(Tick);
+        Self {
+            state: STATES[(small & 7) as usize],
+            reason: REASONS[(small >> 4 & 15) as usize],
+            outranks_silence: small >> 8 & 1 != 0,
+            paired: small >> 9 & 1 != 0,
+            epoch: Epoch(epoch),
+            seq,
+            last_proof: tick(proof),
+            last_event: tick(event),
+        }
+    }
+}
+
+/// By their numbers.
+const STATES: [State; 8] = [
+    State::Cold,
+    State::Syncing,
+    State::Exact,
+    State::Incomplete,
+    State::Unsound,
+    State::Mismatched,
+    State::Unsequenced,
+    State::NoCache,
+];
+/// By their numbers; those that four bits could be besides stand for nothing.
+const REASONS: [Reason; 16] = [
+    Reason::Ok,
+    Reason::NothingHeard,
+    Reason::SnapshotPending,
+    Reason::StoresMissing,
+    Reason::Gap,
+    Reason::EngineUnreachable,
+    Reason::Silence,
+    Reason::DomainMismatch,
+    Reason::PageSizeMismatch,
+    Reason::ReportedPageSizeMismatch,
+    Reason::NoSequence,
+    Reason::RenderDiverged,
+    Reason::PrefixCachingOff,
+    Reason::NothingStored,
+    Reason::NothingStored,
+    Reason::NothingStored,
+];
 
 /// [`Trust`] that many threads share.
 ///
 /// Whoever holds the lock publishes what it changed when it lets go. A reader
 /// copies the words and looks whether they were replaced meanwhile.
-#[derive(Debug, Default)]
+///
+/// What a reader needs comes first and fits one cache line.
+#[derive(Debug)]
+#[repr(C, align(64))]
 pub struct SharedTrust {
-    trust: Mutex<Trust>,
     /// Odd while words are being replaced.
     version: AtomicU64,
     words: [AtomicU64; WORDS],
+    /// Thousandths of its hits that count.
+    credit: AtomicU32,
+    trust: Mutex<Trust>,
 }
 
-const WORDS: usize = 6;
+const WORDS: usize = 5;
 /// No tick.
 const NEVER: u64 = u64::MAX;
+
+impl Default for SharedTrust {
+    fn default() -> Self {
+        let trust = Trust::default();
+        let words = trust.published().words().map(AtomicU64::new);
+        let credit = AtomicU32::new(Share::ALL.thousandths());
+        Self { version: AtomicU64::new(0), words, credit, trust: Mutex::new(trust) }
+    }
+}
 
 /// Exclusive access to a [`SharedTrust`].
 #[derive(Debug)]
@@ -395,22 +504,34 @@ impl SharedTrust {
 
     /// The state of the view at `now`, and whether the engine's tokens come as
     /// pairs. Takes no lock.
+    #[inline]
     pub fn read(&self, now: Tick, freshness: Freshness) -> (Verdict, bool) {
-        let trust = loop {
+        loop {
             let before = self.version.load(Ordering::Acquire);
             let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
             // Words are read before the version is looked at again.
             fence(Ordering::Acquire);
             if before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before {
-                break Trust::from_words(words);
+                let published = Published::from_words(words);
+                return (published.verdict(now, freshness), published.paired);
             }
             std::hint::spin_loop();
-        };
-        (trust.verdict(now, freshness), trust.status.paired)
+        }
+    }
+
+    /// The share of its hits that counts: what comparisons with engines' own reports
+    /// say of a hybrid view, else all.
+    pub fn credit(&self) -> Share {
+        Share::of_thousandths(self.credit.load(Ordering::Relaxed))
+    }
+
+    /// Lets that share of its hits count.
+    pub fn set_credit(&self, share: Share) {
+        self.credit.store(share.thousandths(), Ordering::Relaxed);
     }
 
     fn publish(&self, trust: &Trust) {
-        let words = trust.words();
+        let words = trust.published().words();
         if self.words.iter().zip(words).all(|(published, word)| published.load(Ordering::Relaxed) == word) {
             return;
         }
@@ -443,45 +564,6 @@ impl DerefMut for TrustGuard<'_> {
 impl Drop for TrustGuard<'_> {
     fn drop(&mut self) {
         self.shared.publish(&self.trust);
-    }
-}
-
-impl Trust {
-    /// All of it in words. The initial state is all zeros, as an atomic starts.
-    fn words(&self) -> [u64; WORDS] {
-        let tick = |tick: Option<Tick>| tick.map_or(0, |tick| tick.0.min(NEVER - 1) + 1);
-        let flags = [self.gap, self.domain_mismatch, self.reported_page_misfit, self.stored];
-        let flags = flags.iter().rev().fold(0, |bits, flag| bits << 1 | u64::from(*flag));
-        let small = self.phase as u64 | (self.parity as u64) << 2 | (self.caching as u64) << 4 | flags << 6;
-        [
-            small | self.status.bits() << 16,
-            self.epoch.0,
-            self.seq,
-            tick(self.last_proof),
-            tick(self.last_event),
-            self.storeless,
-        ]
-    }
-
-    fn from_words([small, epoch, seq, proof, event, storeless]: [u64; WORDS]) -> Self {
-        let tick = |word: u64| word.checked_sub(1).map(Tick);
-        let is = |bit: u32| small >> bit & 1 != 0;
-        Self {
-            phase: [Phase::Cold, Phase::Syncing, Phase::Synced][(small & 3).min(2) as usize],
-            parity: [Parity::Unknown, Parity::Confirmed, Parity::Diverged][(small >> 2 & 3).min(2) as usize],
-            caching: [PrefixCaching::Unknown, PrefixCaching::On, PrefixCaching::Off]
-                [(small >> 4 & 3).min(2) as usize],
-            gap: is(6),
-            domain_mismatch: is(7),
-            reported_page_misfit: is(8),
-            stored: is(9),
-            status: Status::from_bits(small >> 16),
-            epoch: Epoch(epoch),
-            seq,
-            last_proof: tick(proof),
-            last_event: tick(event),
-            storeless,
-        }
     }
 }
 
@@ -644,12 +726,20 @@ mod tests {
                 };
                 tell(&mut plain);
                 tell(&mut shared.lock());
-                proptest::prop_assert_eq!(&Trust::from_words(plain.words()), &plain);
+                let published = plain.published();
+                proptest::prop_assert_eq!(Published::from_words(published.words()), published);
             }
             proptest::prop_assert_eq!(
                 shared.read(Tick(now), FRESH), (plain.verdict(Tick(now), FRESH), plain.status.paired)
             );
         }
+    }
+
+    #[test]
+    fn numbers_of_states_and_reasons_are_those_of_their_declaration() {
+        assert!(STATES.iter().enumerate().all(|(number, state)| *state as usize == number));
+        assert!(REASONS.iter().take(14).enumerate().all(|(number, reason)| *reason as usize == number));
+        assert_eq!(Reason::NothingStored as usize, 13, "the last one");
     }
 
     /// Readers never see one half of a change and one of another.

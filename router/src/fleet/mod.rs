@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvrouter_core::ids::{Role, WorkerId};
 use kvrouter_core::index::Index;
+use kvrouter_core::policy::lineup::Lineup;
 use kvrouter_crds::config::{EventTransport, PageSizePolicy, RouterConfig};
 use kvrouter_crds::health::Problem;
 use parking_lot::{Mutex, RwLock};
@@ -43,10 +44,21 @@ const MAX_EXCLUDED: usize = 64;
 /// A list of workers that does not change, sorted by id.
 pub type Workers = Arc<[Arc<Worker>]>;
 
+/// The list, and its targets as picks see them.
+#[derive(Debug)]
+pub struct Listed {
+    /// All workers, sorted by id.
+    pub workers: Workers,
+    /// Their targets.
+    pub lineup: Arc<Lineup>,
+    /// By place in the lineup: the place of the target's worker in `workers`.
+    owners: Vec<u32>,
+}
+
 /// The workers of one pool.
 #[derive(Debug)]
 pub struct Fleet {
-    workers: RwLock<Workers>,
+    listed: RwLock<Arc<Listed>>,
     excluded: RwLock<Excluded>,
     /// Counts the changes of the list.
     changes: watch::Sender<u64>,
@@ -82,7 +94,7 @@ pub struct Change {
 impl Default for Fleet {
     fn default() -> Self {
         Self {
-            workers: RwLock::new(Arc::from([])),
+            listed: RwLock::new(Arc::new(Listed::of(Vec::new()))),
             excluded: RwLock::default(),
             changes: watch::Sender::new(0),
             known: AtomicBool::new(false),
@@ -147,12 +159,17 @@ fn pod(worker: &Worker) -> &str {
 impl Fleet {
     /// All workers, sorted by id, as of now.
     pub fn workers(&self) -> Workers {
-        Arc::clone(&self.workers.read())
+        Arc::clone(&self.listed.read().workers)
+    }
+
+    /// The same with their targets.
+    pub fn listed(&self) -> Arc<Listed> {
+        Arc::clone(&self.listed.read())
     }
 
     /// The worker named `id`.
     pub fn worker(&self, id: &str) -> Option<Arc<Worker>> {
-        find(&self.workers.read(), id).cloned()
+        find(&self.listed.read().workers, id).cloned()
     }
 
     /// Whether this very target, not one of the same name, is in the fleet.
@@ -181,13 +198,14 @@ impl Fleet {
     /// worker stays itself as long as its address and its pod's UID do, also
     /// while it is excluded; an excluded pod does not become a worker.
     pub fn update(&self, found: &[Member], index: &Arc<Index>) -> Change {
-        let mut workers = self.workers.write();
+        let mut listed = self.listed.write();
+        let workers = &listed.workers;
         let (mut change, mut excluded) = (Change::default(), Excluded::default());
         let mut next: Vec<Arc<Worker>> = Vec::with_capacity(found.len());
         for member in found {
             // An address can be another pod's by now.
             let own = member.place.exclusion != Some(Exclusion::SameAddress);
-            let known = find(&workers, member.id.as_str()).filter(|worker| own && worker.pod == member.pod);
+            let known = find(workers, member.id.as_str()).filter(|worker| own && worker.pod == member.pod);
             if let Some(worker) = known {
                 worker.put(member.place);
                 next.push(Arc::clone(worker));
@@ -208,8 +226,8 @@ impl Fleet {
         *self.excluded.write() = excluded;
         self.known.store(true, Ordering::Relaxed);
         if !change.joined.is_empty() || !change.left.is_empty() {
-            *workers = next.into();
-            drop(workers);
+            *listed = Arc::new(Listed::of(next));
+            drop(listed);
             self.changes.send_modify(|count| *count += 1);
         }
         change
@@ -260,6 +278,23 @@ impl Fleet {
         let mut problems: Vec<Problem> = self.troubles.lock().values().cloned().collect();
         problems.dedup_by(|a, b| a.reason == b.reason && a.reason == kubernetes::UNREACHABLE);
         problems
+    }
+}
+
+impl Listed {
+    /// Of workers that are sorted by id.
+    fn of(workers: Vec<Arc<Worker>>) -> Self {
+        let ranks = workers.iter().map(|worker| worker.targets.len());
+        Self {
+            owners: (0..).zip(ranks).flat_map(|(place, ranks)| std::iter::repeat_n(place, ranks)).collect(),
+            lineup: Arc::new(Lineup::new(workers.iter().flat_map(|worker| worker.entrants()))),
+            workers: workers.into(),
+        }
+    }
+
+    /// The worker of the target at `place` of the lineup.
+    pub fn owner(&self, place: usize) -> &Arc<Worker> {
+        &self.workers[self.owners[place] as usize]
     }
 }
 

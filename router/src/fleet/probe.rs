@@ -61,7 +61,7 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
 
 /// Takes over what was found, and says so when readiness changed.
 fn publish(worker: &Worker, found: WorkerStatus) {
-    let mut status = worker.status.write();
+    let mut status = worker.write_status();
     if status.ready != found.ready || (!found.ready && status.reason != found.reason) {
         tracing::info!(
             target: "kv_router::fleet", worker = %worker.id, ready = found.ready,
@@ -144,7 +144,7 @@ async fn read_engine(pool: &Pool, upstream: &Upstream, worker: &Worker, engine: 
             (vllm_page(metrics.clone()), vllm_caching(metrics), version)
         }
     };
-    let mut status = worker.status.write();
+    let mut status = worker.write_status();
     (status.reported_page, status.engine_version) = (page, version);
     drop(status);
     let misfit = page.is_some_and(|page| !pool.config.size.holds_pages_of(page));

@@ -5,11 +5,13 @@ use std::time::Duration;
 use clap::Parser;
 use kvrouter_core::blocks::{BlockHash, NamespaceId};
 use kvrouter_core::events::Delta;
+use kvrouter_core::policy::PickRequest;
 use kvrouter_core::policy::Settings;
-use kvrouter_core::policy::leases::{Account, Lease, Pick, Prospect};
+use kvrouter_core::policy::field::{Claim, Field};
+use kvrouter_core::policy::leases::{Account, Lease, Pick};
+use kvrouter_core::policy::lineup::{Entrant, Standing};
 use kvrouter_core::policy::sessions::{SessionKey, SessionMode, SessionUse};
-use kvrouter_core::policy::{Evidence, PickRequest};
-use kvrouter_core::units::{Tick, Tier, TierHits, Tokens};
+use kvrouter_core::units::{Tick, Tier, Tokens};
 use kvrouter_crds::config::Engine;
 
 use super::*;
@@ -84,18 +86,20 @@ fn picked(
         session,
         choices: 1,
     };
-    let trust = target.trust.lock().verdict(Tick(0), pool.live.read().freshness);
-    let prospect = Prospect {
-        target: target.target.clone(),
-        account,
-        claimed: TierHits::default(),
-        hits: TierHits::default(),
-        usable: 0,
-        evidence: Evidence::Nothing,
-        trust,
+    let entrant = Entrant {
+        slot: target.slot,
+        account: Arc::clone(account),
+        trust: Arc::clone(&target.trust),
+        standing: Arc::new(Standing::open(Role::Mixed)),
     };
+    let lineup = Arc::new(Lineup::new([(target.target.clone(), entrant)]));
+    let mut field = Field::default();
+    field.begin(&lineup);
+    let (trust, _) = target.trust.read(Tick(0), pool.live.read().freshness);
+    let claim = field.claim(Claim::default());
+    field.push(0, claim, trust);
     let none: Arc<[BlockHash]> = Arc::from([]);
-    let picked = pool.ledger.select_and_book(Tick(0), settings, &request, SPACE, &none, vec![prospect]);
+    let picked = pool.ledger.select_and_book(Tick(0), settings, &request, SPACE, &none, &mut field);
     picked.expect("one candidate")
 }
 

@@ -4,6 +4,7 @@
 //! when the last holder of the target lets go of it, so that neither a feed nor
 //! a pick under way can take the successor in that slot for the target it knew.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -11,11 +12,12 @@ use kvrouter_core::events::envelope::Status;
 use kvrouter_core::ids::{Role, Slot, Target, WorkerId};
 use kvrouter_core::index::Index;
 use kvrouter_core::policy::leases::Account;
+use kvrouter_core::policy::lineup::{Entrant, Standing};
 use kvrouter_core::reconcile::{self, Comparison, Drift, Reconciliation, Share};
 use kvrouter_core::trust::SharedTrust;
 use kvrouter_core::units::{BlockSize, Tokens};
 use kvrouter_crds::config::{Engine, EventEndpoints, KvEvents};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use tokio_util::sync::CancellationToken;
 
 use super::rendering::Rendering;
@@ -84,8 +86,8 @@ pub struct Worker {
     pub events: Option<EventSockets>,
     /// What it was configured as.
     pub(super) configured_engine: Engine,
-    /// What probes found.
-    pub(super) status: RwLock<WorkerStatus>,
+    /// What probes found. Written through [`Worker::write_status`].
+    status: RwLock<WorkerStatus>,
     place: RwLock<Place>,
     /// Probes in a row that it did not pass.
     pub(super) missed_probes: AtomicU32,
@@ -95,6 +97,10 @@ pub struct Worker {
     pub rendering: Rendering,
     /// Its page keeps it out of routing.
     odd_page: AtomicBool,
+    /// What follows from the three for picks.
+    standing: Arc<Standing>,
+    /// Held while that is worked out, so that the last to do so knows all.
+    standing_changes: Mutex<()>,
     /// Cancelled when it left: its tasks end.
     pub gone: CancellationToken,
 }
@@ -118,11 +124,9 @@ pub struct TargetState {
     /// What is booked on it.
     pub account: Arc<Account>,
     /// What its view is worth.
-    pub trust: SharedTrust,
+    pub trust: Arc<SharedTrust>,
     facts: Mutex<EventFacts>,
     reconciliation: Mutex<Reconciliation>,
-    /// Thousandths of its hits that count.
-    credit: AtomicU32,
     retired: AtomicBool,
     index: Arc<Index>,
 }
@@ -258,6 +262,8 @@ impl Worker {
             times_ready: AtomicU32::new(0),
             rendering: Rendering::default(),
             odd_page: AtomicBool::new(false),
+            standing: Arc::default(),
+            standing_changes: Mutex::default(),
             gone: CancellationToken::new(),
         }
     }
@@ -285,7 +291,29 @@ impl Worker {
 
     /// Takes over what discovery says; whether that changes anything.
     pub(super) fn put(&self, place: Place) -> bool {
-        std::mem::replace(&mut *self.place.write(), place) != place
+        let before = std::mem::replace(&mut *self.place.write(), place);
+        self.stand();
+        before != place
+    }
+
+    /// Takes over what a probe found.
+    pub(super) fn write_status(&self) -> StatusGuard<'_> {
+        StatusGuard { worker: self, status: Some(self.status.write()) }
+    }
+
+    /// Works out anew whether it may be picked, and for what.
+    fn stand(&self) {
+        let _alone = self.standing_changes.lock();
+        self.standing.set(self.is_ready().then(|| self.place().role));
+    }
+
+    /// Its targets, as picks see them.
+    pub(super) fn entrants(&self) -> impl Iterator<Item = (Target, Entrant)> {
+        self.targets.iter().map(|state| {
+            let (account, trust) = (Arc::clone(&state.account), Arc::clone(&state.trust));
+            let standing = Arc::clone(&self.standing);
+            (state.target.clone(), Entrant { slot: state.slot, account, trust, standing })
+        })
     }
 
     /// Whether it could be picked, its page aside.
@@ -312,13 +340,14 @@ impl Worker {
     /// Lets a probe find this.
     #[cfg(test)]
     pub(crate) fn set_reason(&self, reason: ReadyReason) {
-        let mut status = self.status.write();
+        let mut status = self.write_status();
         (status.ready, status.reason) = (reason == ReadyReason::Ok, reason);
     }
 
     /// Keeps it out of routing because of its page, or lets it in again.
     pub(super) fn set_odd_page(&self, odd: bool) {
         self.odd_page.store(odd, Ordering::Relaxed);
+        self.stand();
     }
 
     /// Tokens per page: what its events say, of the first rank whose events say
@@ -335,16 +364,43 @@ impl Worker {
         self.status.read().models.iter().any(|model| model.name == adapter)
     }
 
-    /// Whether it can be picked for `role`. A mixed worker does all of a
-    /// request, so also each part of it.
+    /// Whether it may be picked for `role` now.
     pub fn takes(&self, role: Role) -> bool {
-        let own = self.place().role;
-        own == role || own == Role::Mixed
+        self.standing.takes(role)
     }
 
     /// Whether ranks are told apart by a header.
     pub fn has_ranks(&self) -> bool {
         self.targets.len() > 1
+    }
+}
+
+/// Exclusive access to what probes found: whether the worker may be picked
+/// follows when it ends.
+pub(super) struct StatusGuard<'a> {
+    worker: &'a Worker,
+    /// `None` once it has ended.
+    status: Option<RwLockWriteGuard<'a, WorkerStatus>>,
+}
+
+impl Deref for StatusGuard<'_> {
+    type Target = WorkerStatus;
+
+    fn deref(&self) -> &WorkerStatus {
+        self.status.as_ref().expect("it has not ended")
+    }
+}
+
+impl DerefMut for StatusGuard<'_> {
+    fn deref_mut(&mut self) -> &mut WorkerStatus {
+        self.status.as_mut().expect("it has not ended")
+    }
+}
+
+impl Drop for StatusGuard<'_> {
+    fn drop(&mut self) {
+        self.status = None;
+        self.worker.stand();
     }
 }
 
@@ -372,10 +428,9 @@ impl TargetState {
             target,
             slot: index.add_target(),
             account: Arc::default(),
-            trust: SharedTrust::default(),
+            trust: Arc::default(),
             facts: Mutex::default(),
             reconciliation: Mutex::default(),
-            credit: AtomicU32::new(Share::ALL.thousandths()),
             retired: AtomicBool::new(false),
             index: Arc::clone(index),
         }
@@ -399,13 +454,8 @@ impl TargetState {
         }
     }
 
-    /// What its hits are worth. Takes no lock.
-    pub fn credit(&self) -> Share {
-        Share::of_thousandths(self.credit.load(Ordering::Relaxed))
-    }
-
     fn weigh(&self, reconciliation: &Reconciliation, hybrid: bool) {
-        self.credit.store(reconciliation.credit(hybrid).thousandths(), Ordering::Relaxed);
+        self.trust.set_credit(reconciliation.credit(hybrid));
     }
 
     /// What the engine means by `cached` tokens in its usage.
@@ -475,7 +525,7 @@ mod tests {
             events: None,
         };
         let worker = Worker::new(&member, &Arc::default());
-        *worker.status.write() = status;
+        *worker.write_status() = status;
         worker
     }
 

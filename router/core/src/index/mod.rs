@@ -85,22 +85,16 @@ pub struct Holdings {
 }
 
 impl Holdings {
+    /// Whether nobody holds anything.
+    pub const fn is_empty(&self) -> bool {
+        self.hits.is_empty()
+    }
+
     /// Leading blocks that `slot` holds.
+    #[inline]
     pub fn of(&self, slot: Slot) -> TierHits {
         let place = self.places.get(slot.0 as usize).and_then(|place| place.checked_sub(1));
         place.map_or_else(TierHits::default, |place| self.hits[place as usize].tiers())
-    }
-}
-
-impl From<Vec<Hit>> for Holdings {
-    /// O(highest slot): for those who ask about most of them.
-    fn from(hits: Vec<Hit>) -> Self {
-        let slots = hits.last().map_or(0, |hit| hit.slot.0 as usize + 1);
-        let mut places = vec![0; slots];
-        for (hit, place) in hits.iter().zip(1..) {
-            places[hit.slot.0 as usize] = place;
-        }
-        Self { hits, places }
     }
 }
 
@@ -189,11 +183,28 @@ impl Index {
     /// passes through; few, unless many branches were stored before the trunk.
     pub fn hits(&self, namespace: NamespaceId, chain: &[BlockHash]) -> Vec<Hit> {
         let mut hits = Vec::new();
+        self.append_hits(namespace, chain, &mut hits);
+        hits
+    }
+
+    /// [`Index::hits`] to ask by slot, in memory that is used again.
+    /// O(highest slot) more: for those who ask about most of them.
+    pub fn look_up(&self, namespace: NamespaceId, chain: &[BlockHash], into: &mut Holdings) {
+        let Holdings { hits, places } = into;
+        hits.drain(..).for_each(|hit| places[hit.slot.0 as usize] = 0);
+        self.append_hits(namespace, chain, hits);
+        let slots = hits.last().map_or(0, |hit| hit.slot.0 as usize + 1);
+        places.resize(slots.max(places.len()), 0);
+        for (hit, place) in hits.iter().zip(1..) {
+            places[hit.slot.0 as usize] = place;
+        }
+    }
+
+    fn append_hits(&self, namespace: NamespaceId, chain: &[BlockHash], hits: &mut Vec<Hit>) {
         let state = self.state.read();
         if let Some(space) = state.spaces.find(namespace) {
-            lookup::hits(&state, space, chain, &mut hits);
+            lookup::hits(&state, space, chain, hits);
         }
-        hits
     }
 
     /// Distinct blocks that `slot` holds.

@@ -11,7 +11,9 @@
 
 use serde::Serialize;
 
-use super::{Candidate, PickRequest, PolicyKind, Settings, Terms};
+use super::candidates::Candidates;
+use super::price::Prices;
+use super::{PickRequest, PolicyKind, Settings};
 use crate::ids::Role;
 use crate::units::Tokens;
 
@@ -69,27 +71,26 @@ pub fn counts(settings: &Settings, request: &PickRequest<'_>) -> bool {
     settings.decode_demand.mode != DemandMode::Disabled && request.role == Role::Decode && priced
 }
 
-/// What input demand prefers among the candidates that `terms` do not reject,
-/// where the policy prefers `original`; `None` where it is not asked.
-pub fn judge(
+/// What input demand prefers among the candidates that may be chosen, where the
+/// policy prefers `original`; `None` where it is not asked.
+pub(super) fn judge<C: Candidates + ?Sized>(
     settings: &Settings,
     request: &PickRequest<'_>,
-    candidates: &[Candidate],
-    terms: &[Terms],
+    candidates: &C,
+    prices: &Prices,
     original: usize,
 ) -> Option<Judgement> {
     if !counts(settings, request) {
         return None;
     }
     let input = input(request);
-    let cost = |candidate: &Candidate| {
-        let held = candidate.demand;
+    let cost = |held: Demand| {
         (held.tokens + input).0 as f64 + settings.decode_demand.request_weight * held.requests as f64
     };
-    let open = candidates.iter().zip(terms).enumerate().filter(|(_, (_, terms))| terms.rejection.is_none());
-    let keyed = open.map(|(at, (candidate, _))| (cost(candidate), candidate.load.active_blocks, at));
+    let active = |at: usize| candidates.load(at).active_blocks;
+    let keyed = prices.open().map(|(at, _)| (cost(candidates.demand(at)), active(at), at));
     // `min_by` keeps the first of equals.
     let best = keyed.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))?;
-    let projected = candidates[best.2].demand.tokens + input;
+    let projected = candidates.demand(best.2).tokens + input;
     Some(Judgement { suggested: best.2, original, projected })
 }

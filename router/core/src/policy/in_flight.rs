@@ -7,8 +7,6 @@
 
 use std::collections::BTreeSet;
 
-use rustc_hash::{FxHashMap, FxHashSet};
-
 use super::prefixes::{End, Holder, Kind, Prefixes};
 use crate::units::{Millis, Tick};
 
@@ -16,48 +14,77 @@ use crate::units::{Millis, Tick};
 /// that stored, so anything later means that nothing was stored.
 const GRACE: Millis = Millis::from_secs(2);
 
-/// A booking's place in the set.
+/// A booking's place in the set, and which of those that had it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(u64);
+pub struct Ticket {
+    place: u32,
+    generation: u64,
+}
 
 /// Which booked prompts still predict hits. The blocks are in the [`Prefixes`],
 /// counted as [`Kind::Predicted`].
 #[derive(Debug, Default)]
 pub struct InFlight {
-    bookings: FxHashMap<Ticket, Booking>,
-    /// The same by holder.
-    held: FxHashMap<Holder, FxHashSet<Ticket>>,
+    bookings: Vec<Booking>,
+    free: Vec<u32>,
+    /// By holder: its latest booking, [`NOBODY`] for none. The others follow from it.
+    latest: Vec<u32>,
     /// Prefills that are done, in the order in which their time runs out.
     done: BTreeSet<(Tick, Ticket)>,
     issued: u64,
 }
 
+/// The place of no booking.
+const NOBODY: u32 = u32::MAX;
+
 #[derive(Clone, Copy, Debug)]
 struct Booking {
+    /// The ticket's; 0 for a free place.
+    generation: u64,
     holder: Holder,
     end: End,
     /// Since the prefill is done: how long its blocks count.
     until: Option<Tick>,
+    /// Places of the same holder's bookings before and after it.
+    earlier: u32,
+    later: u32,
 }
 
 impl InFlight {
-    /// Predicts the blocks of a booked prompt.
+    /// Predicts the blocks of a booked prompt. O(1).
     pub fn book(&mut self, holder: Holder, end: End) -> Ticket {
         self.issued += 1;
-        let ticket = Ticket(self.issued);
-        self.bookings.insert(ticket, Booking { holder, end, until: None });
-        self.held.entry(holder).or_default().insert(ticket);
-        ticket
+        let (generation, at) = (self.issued, holder.0 as usize);
+        if self.latest.len() <= at {
+            self.latest.resize(at + 1, NOBODY);
+        }
+        let earlier = self.latest[at];
+        let booking = Booking { generation, holder, end, until: None, earlier, later: NOBODY };
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.bookings[place as usize] = booking;
+                place
+            }
+            None => {
+                self.bookings.push(booking);
+                self.bookings.len() as u32 - 1
+            }
+        };
+        if let Some(earlier) = self.bookings.get_mut(earlier as usize) {
+            earlier.later = place;
+        }
+        self.latest[at] = place;
+        Ticket { place, generation }
     }
 
     /// The prefill is done: its blocks count a little longer, until events have
     /// had their time. Only the first call counts.
     pub fn prefilled(&mut self, now: Tick, ticket: Ticket) {
-        if let Some(booking) = self.bookings.get_mut(&ticket)
+        if let Some(booking) = self.get(ticket)
             && booking.until.is_none()
         {
             let until = now.plus(GRACE);
-            booking.until = Some(until);
+            self.bookings[ticket.place as usize].until = Some(until);
             self.done.insert((until, ticket));
         }
     }
@@ -65,42 +92,39 @@ impl InFlight {
     /// The booking is over. One whose prefill was done counts until its time;
     /// one that never got there will not be cached.
     pub fn release(&mut self, ticket: Ticket, prefixes: &mut Prefixes) {
-        if self.bookings.get(&ticket).is_some_and(|booking| booking.until.is_none()) {
+        if self.get(ticket).is_some_and(|booking| booking.until.is_none()) {
             self.cancel(ticket, prefixes);
         }
     }
 
     /// The booking failed.
     pub fn cancel(&mut self, ticket: Ticket, prefixes: &mut Prefixes) {
-        let Some(booking) = self.bookings.remove(&ticket) else { return };
+        let Some(booking) = self.get(ticket) else { return };
         if let Some(until) = booking.until {
             self.done.remove(&(until, ticket));
         }
-        if let Some(held) = self.held.get_mut(&booking.holder) {
-            held.remove(&ticket);
-            if held.is_empty() {
-                self.held.remove(&booking.holder);
-            }
+        match self.bookings.get_mut(booking.later as usize) {
+            Some(later) => later.earlier = booking.earlier,
+            None => self.latest[booking.holder.0 as usize] = booking.earlier,
         }
+        if let Some(earlier) = self.bookings.get_mut(booking.earlier as usize) {
+            earlier.later = booking.later;
+        }
+        self.bookings[ticket.place as usize].generation = 0;
+        self.free.push(ticket.place);
         prefixes.remove(booking.end, booking.holder, Kind::Predicted);
     }
 
     /// Events of `holder` have spoken: its prefills that are done count by what
-    /// events say.
+    /// events say. O(its bookings).
     pub fn confirmed(&mut self, holder: Holder, prefixes: &mut Prefixes) {
-        let is_done =
-            |ticket: &&Ticket| self.bookings.get(*ticket).is_some_and(|found| found.until.is_some());
-        let done: Vec<Ticket> =
-            self.held.get(&holder).into_iter().flatten().filter(is_done).copied().collect();
-        done.into_iter().for_each(|ticket| self.cancel(ticket, prefixes));
+        self.cancel_of(holder, prefixes, |booking| booking.until.is_some());
     }
 
     /// The engine lives anew, or is gone: nothing that was sent to it will be
-    /// cached.
+    /// cached. O(its bookings).
     pub fn forget(&mut self, holder: Holder, prefixes: &mut Prefixes) {
-        for ticket in self.held.remove(&holder).into_iter().flatten() {
-            self.cancel(ticket, prefixes);
-        }
+        self.cancel_of(holder, prefixes, |_| true);
     }
 
     /// Forgets what ran out before `now`.
@@ -111,6 +135,21 @@ impl InFlight {
             }
             self.cancel(ticket, prefixes);
         }
+    }
+
+    fn cancel_of(&mut self, holder: Holder, prefixes: &mut Prefixes, which: impl Fn(&Booking) -> bool) {
+        let mut next = self.latest.get(holder.0 as usize).copied().unwrap_or(NOBODY);
+        while let Some(booking) = self.bookings.get(next as usize).copied() {
+            if which(&booking) {
+                self.cancel(Ticket { place: next, generation: booking.generation }, prefixes);
+            }
+            next = booking.earlier;
+        }
+    }
+
+    fn get(&self, ticket: Ticket) -> Option<Booking> {
+        let booking = self.bookings.get(ticket.place as usize)?;
+        (booking.generation == ticket.generation).then_some(*booking)
     }
 }
 
@@ -165,8 +204,9 @@ mod tests {
         let cancelled = book(&mut set, &mut prefixes, ONE, 2);
         set.release(cancelled, &mut prefixes);
         set.forget(OTHER, &mut prefixes);
-        assert_eq!((predicted(&prefixes), set.bookings.len(), set.done.len()), ([0, 0], 0, 0));
+        let live = set.bookings.len() - set.free.len();
+        assert_eq!((predicted(&prefixes), live, set.done.len()), ([0, 0], 0, 0));
         // What is still counted is active: that is its lease's to take back.
-        assert!(set.held.is_empty() && !prefixes.is_empty());
+        assert!(set.latest.iter().all(|latest| *latest == NOBODY) && !prefixes.is_empty());
     }
 }

@@ -5,19 +5,23 @@
 //! be repelled by the very blocks it shares; for prompts that share nothing it
 //! is 0 and the formula is the published one.
 
-use super::{Candidate, PickRequest, Settings, Terms};
+use super::candidates::{Affinity, Task};
+use super::price::Reuse;
+use super::{Load, Settings, Terms};
 
-/// Terms of every candidate, in blocks.
-pub fn terms(settings: &Settings, request: &PickRequest<'_>, candidates: &[Candidate]) -> Vec<Terms> {
-    let weight = settings.overlap.of(request.role);
-    let blocks = request.blocks.len() as f64;
-    candidates
-        .iter()
-        .map(|candidate| {
-            let uncached = weight * (blocks - settings.tiers.of(candidate.hits));
-            let load = candidate.load.active_blocks.saturating_sub(candidate.shared_active) as f64;
-            let images = settings.unseen_blocks(request, candidate);
-            Terms { cost: uncached + load + images, uncached, load, images, rejection: None }
-        })
-        .collect()
+/// What is not cached and what was not seen, in blocks.
+pub(super) fn reuse(settings: &Settings, task: &Task, affinity: &Affinity) -> Reuse {
+    let weight = settings.overlap.of(task.role);
+    Reuse {
+        uncached: weight * (task.blocks as f64 - settings.tiers.of(affinity.hits)),
+        images: settings.unseen_blocks(task, affinity),
+    }
+}
+
+/// Terms of one candidate, in blocks.
+#[inline]
+pub(super) fn terms(affinity: &Affinity, reuse: &Reuse, load: &Load) -> Terms {
+    let Reuse { uncached, images } = *reuse;
+    let load = load.active_blocks.saturating_sub(affinity.shared_active) as f64;
+    Terms { cost: uncached + load + images, uncached, load, images, rejection: None }
 }

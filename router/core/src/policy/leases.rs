@@ -17,20 +17,20 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
+use super::candidates::Candidates;
 use super::decode_demand::{self, Demand};
+use super::field::{Field, Loading, Shape, Sight};
 use super::images::ImageMemory;
 use super::in_flight::{InFlight, Ticket};
 use super::outside::{EngineLoad, Outside, ReplicaId};
 use super::prefill_speed::PrefillSpeed;
 use super::prefixes::{Depth, End, Holder, Kind, Prefixes};
 use super::sessions::{Hold, SessionUse, Sessions};
-use super::{
-    Candidate, Decision, Evidence, Load, NoChoice, PickRequest, Settings, Switch, decide, follow_session,
-};
+use super::tie::Ties;
+use super::{Choice, Load, PickRequest, Settings, Switch, choose, follow};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::{Target, WorkerId};
-use crate::trust::Verdict;
-use crate::units::{BlockSize, Blocks, Millis, Tick, TierHits, Tokens};
+use crate::units::{BlockSize, Blocks, Millis, Tick, Tokens};
 
 /// What is booked on one target. Shared by its leases.
 ///
@@ -61,6 +61,8 @@ pub struct Account {
     memory: Mutex<Memory>,
 }
 
+/// Candidates that a pick remembers to find others like them.
+const ALIKE: usize = 16;
 /// The number of no holder.
 const NOBODY: u32 = u32::MAX;
 
@@ -163,25 +165,6 @@ struct Held {
     ended: Tick,
 }
 
-/// One target as it stands before selection: everything but its load.
-#[derive(Clone, Debug)]
-pub struct Prospect<'a> {
-    /// The target.
-    pub target: Target,
-    /// What is booked on it.
-    pub account: &'a Arc<Account>,
-    /// Leading blocks that the view claims, before trust.
-    pub claimed: TierHits,
-    /// Leading blocks that count.
-    pub hits: TierHits,
-    /// Most leading blocks that the engine can skip: see `hits::usable`.
-    pub usable: u64,
-    /// Where `hits` come from.
-    pub evidence: Evidence,
-    /// What the view is worth.
-    pub trust: Verdict,
-}
-
 /// What one request is charged with.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
@@ -197,13 +180,11 @@ pub struct Charge<'a> {
     pub uncached: Tokens,
 }
 
-/// A decision, its candidates and what it booked.
+/// A decision and what it booked.
 #[derive(Debug)]
 pub struct Pick {
-    /// The decision.
-    pub decision: Decision,
-    /// The candidates it was made among, sorted by target.
-    pub candidates: Vec<Candidate>,
+    /// The decision. Its positions are in the field that it was made on.
+    pub choice: Choice,
     /// What was booked on the chosen one.
     pub lease: Lease,
     /// What the request's session had to say.
@@ -215,10 +196,8 @@ pub struct Pick {
 /// A pick that could not be made.
 #[derive(Debug)]
 pub struct NoPick {
-    /// Why.
-    pub reason: NoChoice,
-    /// Who stood for choice, sorted by target.
-    pub candidates: Vec<Candidate>,
+    /// Whether there were candidates, all over their hard cap.
+    pub overloaded: bool,
     /// The target that was chosen before.
     pub turn: Option<Target>,
 }
@@ -246,39 +225,28 @@ struct Desk {
     depths: Vec<Depth>,
 }
 
-/// Candidates in order, and their accounts.
-struct Field<'a> {
-    candidates: Vec<Candidate>,
-    accounts: Vec<(&'a Arc<Account>, u64)>,
-}
-
 impl Ledger {
-    /// Chooses among `prospects`, in any order, and books the request on the
-    /// chosen one before anybody else can choose. Fastest when they come sorted
-    /// by target.
-    pub fn select_and_book<'a>(
+    /// Chooses in `field` and books the request on the chosen candidate before
+    /// anybody else can choose. Leaves in `field` what it was chosen by.
+    pub fn select_and_book(
         &self,
         now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
         blocks: &Arc<[BlockHash]>,
-        prospects: impl IntoIterator<Item = Prospect<'a>>,
+        field: &mut Field,
     ) -> Result<Pick, NoPick> {
-        let mut field = Field::gather(prospects);
         let mut desk = self.desk.lock();
-        field.load(now, settings, request, namespace, &mut desk);
-        let (decision, session) = match self.choose(now, settings, request, &field, desk.turn.as_ref()) {
-            Ok(chosen) => chosen,
-            Err(reason) => {
-                return Err(NoPick { reason, candidates: field.candidates, turn: desk.turn.clone() });
-            }
+        desk.load(now, settings, request, namespace, field);
+        let Some((choice, session)) = self.choose(now, settings, request, field, desk.turn.as_ref()) else {
+            return Err(NoPick { overloaded: !field.is_empty(), turn: desk.turn.clone() });
         };
-        let chosen = &field.candidates[decision.chosen];
-        let turn = desk.turn.replace(chosen.target.clone());
-        let cached = request.size.tokens_in(Blocks(chosen.hits.total()));
+        let target = field.target(choice.chosen);
+        let turn = desk.turn.replace(target.clone());
+        let cached = request.size.tokens_in(Blocks(field.hits(choice.chosen)));
         let uncached = request.prompt.uncached(cached);
-        let (account, _) = field.accounts[decision.chosen];
+        let account = field.account(choice.chosen);
         let (size, prompt) = (request.size, request.prompt);
         let mut lease = self.book(&mut desk, account, &Charge { namespace, blocks, size, prompt, uncached });
         if decode_demand::counts(settings, request) {
@@ -287,27 +255,25 @@ impl Ledger {
         if !request.images.is_empty() {
             account.memory.lock().images.record(request.images);
         }
-        let session = self.hold_session(now, settings, request, &chosen.target, session, &mut lease);
+        let session = self.hold_session(now, settings, request, target, session, &mut lease);
         drop(desk);
-        Ok(Pick { decision, candidates: field.candidates, lease, session, turn })
+        Ok(Pick { choice, lease, session, turn })
     }
 
     /// What [`Ledger::select_and_book`] would choose now, without booking it.
-    pub fn preview<'a>(
+    pub fn preview(
         &self,
         now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
-        prospects: impl IntoIterator<Item = Prospect<'a>>,
-    ) -> Result<(Decision, Vec<Candidate>), NoPick> {
-        let mut field = Field::gather(prospects);
+        field: &mut Field,
+    ) -> Result<Choice, NoPick> {
         let mut desk = self.desk.lock();
-        field.load(now, settings, request, namespace, &mut desk);
-        match self.choose(now, settings, request, &field, desk.turn.as_ref()) {
-            Ok((decision, _)) => Ok((decision, field.candidates)),
-            Err(reason) => Err(NoPick { reason, candidates: field.candidates, turn: desk.turn.clone() }),
-        }
+        desk.load(now, settings, request, namespace, field);
+        let chosen = self.choose(now, settings, request, field, desk.turn.as_ref());
+        let nobody = || NoPick { overloaded: !field.is_empty(), turn: desk.turn.clone() };
+        chosen.map(|(choice, _)| choice).ok_or_else(nobody)
     }
 
     /// The target that was chosen last.
@@ -377,23 +343,25 @@ impl Ledger {
         now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
-        field: &Field<'_>,
+        field: &mut Field,
         turn: Option<&Target>,
-    ) -> Result<(Decision, SessionUse), NoChoice> {
+    ) -> Option<(Choice, SessionUse)> {
         let key = request.session.filter(|_| settings.sessions.mode.binds(request.role));
         let bound = key.and_then(|key| self.sessions.lock().bound(now, settings.sessions.time_to_live, key));
         let mut session = if key.is_some() { SessionUse::New } else { SessionUse::None };
+        let mut prices = std::mem::take(&mut field.prices);
+        let mut choice = None;
         if let Some(bound) = bound {
             session = SessionUse::Replaced;
-            let found = field.candidates.binary_search_by(|candidate| candidate.target.cmp(&bound));
-            if let Ok(at) = found {
-                match follow_session(settings, request, &field.candidates, at) {
-                    Ok(decision) => return Ok((decision, SessionUse::Followed)),
-                    Err(_) => session = SessionUse::Overloaded,
-                }
+            if let Some(at) = field.find(&bound) {
+                choice = follow(settings, request, field, at, &mut prices).ok();
+                session = if choice.is_some() { SessionUse::Followed } else { SessionUse::Overloaded };
             }
         }
-        decide(settings, request, &field.candidates, turn).map(|decision| (decision, session))
+        let decide = || choose(settings, request, field, turn, Ties::default(), &mut prices);
+        let choice = choice.or_else(decide);
+        field.prices = prices;
+        choice.map(|choice| (choice, session))
     }
 
     fn hold_session(
@@ -418,91 +386,59 @@ impl Ledger {
     }
 }
 
-impl<'a> Field<'a> {
-    /// Everything but load: no lock is needed for it.
-    fn gather(prospects: impl IntoIterator<Item = Prospect<'a>>) -> Self {
-        let prospects = prospects.into_iter();
-        let (count, _) = prospects.size_hint();
-        let mut field = Self { candidates: Vec::with_capacity(count), accounts: Vec::with_capacity(count) };
-        for prospect in prospects {
-            field.accounts.push((prospect.account, prospect.usable));
-            field.candidates.push(prospect.candidate());
-        }
-        if !field.candidates.is_sorted_by(|a, b| a.target <= b.target) {
-            let mut both: Vec<_> = field.candidates.into_iter().zip(field.accounts).collect();
-            both.sort_by(|(a, _), (b, _)| a.target.cmp(&b.target));
-            (field.candidates, field.accounts) = both.into_iter().unzip();
-        }
-        field
-    }
-
-    /// What is booked on each candidate, and what prompts in flight predict.
+impl Desk {
+    /// Reads into `field` what is booked on each candidate, and what prompts in
+    /// flight predict.
     fn load(
         &mut self,
         now: Tick,
         settings: &Settings,
         request: &PickRequest<'_>,
         namespace: NamespaceId,
-        desk: &mut Desk,
+        field: &mut Field,
     ) {
-        desk.in_flight.expire(now, &mut desk.prompts);
-        desk.depths.clear();
-        desk.depths.resize(desk.accounts.len(), Depth::default());
-        desk.prompts.depths(namespace, request.blocks, &mut desk.depths);
-        for (candidate, (account, usable)) in self.candidates.iter_mut().zip(&self.accounts) {
-            let depth = desk.depths.get(account.holder.load(Ordering::Relaxed) as usize);
+        self.in_flight.expire(now, &mut self.prompts);
+        self.depths.clear();
+        self.depths.resize(self.accounts.len(), Depth::default());
+        self.prompts.depths(namespace, request.blocks, &mut self.depths);
+        let Loading { entrants, sights, claims, shapes, shape_of, loads, demands } = field.begin_loads();
+        let counts_demand = decode_demand::counts(settings, request);
+        let credit = settings.in_flight_credit == Switch::Enabled;
+        // Most candidates are like some other: their shape is made once.
+        let mut made = [(u32::MAX, Depth::default(), 0); ALIKE];
+        let mut last = made[0];
+        for sight in sights {
+            let Sight { place, claim, .. } = sight;
+            let account = &*entrants[*place as usize].account;
+            let depth = self.depths.get(account.holder.load(Ordering::Relaxed) as usize);
             let depth = depth.copied().unwrap_or_default();
-            candidate.shared_active = depth.active.into();
-            // A target whose view may not be credited is judged by routing history,
-            // which knows the same prompts.
-            if settings.in_flight_credit == Switch::Enabled && candidate.trust.credited {
-                candidate.predict(u64::from(depth.predicted).min(*usable));
+            if (last.0, last.1) != (*claim, depth) || !request.images.is_empty() {
+                let like = &mut made[depth.mixed(*claim) as usize % ALIKE];
+                if (like.0, like.1) != (*claim, depth) || !request.images.is_empty() {
+                    let claim = &claims[*claim as usize];
+                    // A target whose view may not be credited is judged by routing history,
+                    // which knows the same prompts.
+                    let expected = if credit && claim.credited { depth.predicted } else { 0 };
+                    let mut shape = Shape::of(claim, expected.into());
+                    shape.shared_active = depth.active.into();
+                    if !request.images.is_empty() {
+                        shape.images_seen = account.memory.lock().images.seen(request.images);
+                    }
+                    shapes.push(shape);
+                    *like = (sight.claim, depth, shapes.len() as u32 - 1);
+                }
+                last = *like;
             }
-            candidate.load = account.own_load();
-            candidate.demand = Demand {
-                tokens: Tokens(account.demand_tokens.get()),
-                requests: account.demand_requests.get(),
-            };
-            if account.outside_spoke.load(Ordering::Relaxed) {
-                candidate.load = account.load_beside(now, request);
-            }
-            if !request.images.is_empty() {
-                candidate.images_seen = account.memory.lock().images.seen(request.images);
+            shape_of.push(last.2);
+            let outside = account.outside_spoke.load(Ordering::Relaxed);
+            loads.push(if outside { account.load_beside(now, request) } else { account.own_load() });
+            if counts_demand {
+                let tokens = Tokens(account.demand_tokens.get());
+                demands.push(Demand { tokens, requests: account.demand_requests.get() });
             }
         }
     }
-}
 
-impl Prospect<'_> {
-    fn candidate(self) -> Candidate {
-        Candidate {
-            target: self.target,
-            claimed: self.claimed,
-            hits: self.hits,
-            predicted: 0,
-            evidence: self.evidence,
-            trust: self.trust,
-            load: Load::default(),
-            shared_active: 0,
-            images_seen: 0,
-            demand: Demand::default(),
-        }
-    }
-}
-
-impl Candidate {
-    /// Blocks up to `expected` will be held: chained hashes make them a prefix.
-    fn predict(&mut self, expected: u64) {
-        let predicted = expected.saturating_sub(self.hits.total());
-        if predicted > 0 {
-            self.hits.device += predicted;
-            self.predicted = predicted;
-            self.evidence = Evidence::InFlight;
-        }
-    }
-}
-
-impl Desk {
     /// A place for `account`: one whose account is gone, else a new one.
     fn seat(&mut self, account: &Arc<Account>) -> Holder {
         /// Places looked at for each new account: more than one, so that they

@@ -4,21 +4,26 @@
 //! weight to bring tokens and requests to one unit: a target twice as full must
 //! owe half the prefill to be as cheap. Overlap and load weights do not count.
 
-use super::{Candidate, PickRequest, Settings, Terms};
+use super::candidates::{Affinity, Task};
+use super::price::Reuse;
+use super::{Load, Settings, Terms};
 
-/// Terms of every candidate, in tokens × requests.
-pub fn terms(settings: &Settings, request: &PickRequest<'_>, candidates: &[Candidate]) -> Vec<Terms> {
-    let block = f64::from(request.size.tokens());
-    candidates
-        .iter()
-        .map(|candidate| {
-            // This request is in the batch too, so an idle target costs its prefill.
-            let batch = candidate.load.requests as f64 + 1.0;
-            let cached = settings.tiers.of(candidate.hits) * block;
-            let uncached = (request.prompt.0 as f64 - cached).max(0.0) * batch;
-            let load = candidate.load.queued.0 as f64 * batch;
-            let images = settings.unseen_blocks(request, candidate) * block * batch;
-            Terms { cost: uncached + load + images, uncached, load, images, rejection: None }
-        })
-        .collect()
+/// What is not cached and what was not seen, in tokens.
+pub(super) fn reuse(settings: &Settings, task: &Task, affinity: &Affinity) -> Reuse {
+    let block = f64::from(task.size.tokens());
+    let cached = settings.tiers.of(affinity.hits) * block;
+    Reuse {
+        uncached: (task.prompt.0 as f64 - cached).max(0.0),
+        images: settings.unseen_blocks(task, affinity) * block,
+    }
+}
+
+/// Terms of one candidate, in tokens × requests.
+#[inline]
+pub(super) fn terms(reuse: &Reuse, load: &Load) -> Terms {
+    // This request is in the batch too, so an idle target costs its prefill.
+    let batch = load.requests as f64 + 1.0;
+    let (uncached, images) = (reuse.uncached * batch, reuse.images * batch);
+    let load = load.queued.0 as f64 * batch;
+    Terms { cost: uncached + load + images, uncached, load, images, rejection: None }
 }

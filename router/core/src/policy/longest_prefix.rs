@@ -5,17 +5,21 @@
 //! its requests to one target. Here for comparison, and for fleets of few
 //! sessions.
 
-use super::{Candidate, PickRequest, Settings, Terms};
+use super::candidates::{Affinity, Task};
+use super::price::Reuse;
+use super::{Settings, Terms};
 
-/// Terms of every candidate, in blocks.
-pub fn terms(settings: &Settings, request: &PickRequest<'_>, candidates: &[Candidate]) -> Vec<Terms> {
-    let blocks = request.blocks.len() as f64;
-    candidates
-        .iter()
-        .map(|candidate| {
-            let uncached = blocks - settings.tiers.of(candidate.hits);
-            let images = settings.unseen_blocks(request, candidate);
-            Terms { cost: uncached + images, uncached, images, ..Terms::default() }
-        })
-        .collect()
+/// What is not cached and what was not seen, in blocks.
+pub(super) fn reuse(settings: &Settings, task: &Task, affinity: &Affinity) -> Reuse {
+    Reuse {
+        uncached: task.blocks as f64 - settings.tiers.of(affinity.hits),
+        images: settings.unseen_blocks(task, affinity),
+    }
+}
+
+/// Terms of one candidate, in blocks.
+#[inline]
+pub(super) fn terms(reuse: &Reuse) -> Terms {
+    let Reuse { uncached, images } = *reuse;
+    Terms { cost: uncached + images, uncached, images, ..Terms::default() }
 }

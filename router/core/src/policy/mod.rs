@@ -14,7 +14,9 @@
 //! prefixes were sent, for targets without a sound view).
 
 pub mod cache_plus_load;
+pub mod candidates;
 pub mod decode_demand;
+pub mod field;
 pub mod history;
 pub mod hits;
 pub mod images;
@@ -22,11 +24,13 @@ pub mod in_flight;
 pub mod kv_aware;
 pub mod leases;
 pub mod least_load;
+pub mod lineup;
 pub mod lmetric;
 pub mod longest_prefix;
 pub mod outside;
 pub mod prefill_speed;
 pub mod prefixes;
+pub mod price;
 pub mod round_robin;
 pub mod sessions;
 pub mod shadow;
@@ -36,13 +40,16 @@ use serde::Serialize;
 
 use crate::blocks::BlockHash;
 use crate::ids::{Role, Target};
-use crate::trust::Verdict;
-use crate::units::{BlockSize, Blocks, Millis, TierHits, Tokens};
-use decode_demand::{DecodeDemand, Demand, DemandMode, Judgement};
+use crate::units::{BlockSize, Millis, TierHits, Tokens};
+use candidates::{Affinity, Candidates, Task};
+use decode_demand::{DecodeDemand, DemandMode, Judgement};
 use images::ImageKey;
+use price::Prices;
 use sessions::{SessionKey, SessionMode};
 use shadow::PolicySet;
 use tie::{TieBranch, Ties};
+
+pub use candidates::Candidate;
 
 /// Which rule chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -236,14 +243,13 @@ pub enum Switch {
 }
 
 impl Settings {
-    /// What the pictures cost that `candidate` has not seen, in blocks. Decode
+    /// What the pictures cost that a candidate has not seen, in blocks. Decode
     /// encodes no pictures.
-    fn unseen_blocks(&self, request: &PickRequest<'_>, candidate: &Candidate) -> f64 {
-        if request.role == Role::Decode {
+    fn unseen_blocks(&self, task: &Task, affinity: &Affinity) -> f64 {
+        if task.role == Role::Decode {
             return 0.0;
         }
-        let unseen = (request.images.len() as u64).saturating_sub(candidate.images_seen);
-        self.image_weight.0 * unseen as f64
+        self.image_weight.0 * task.images.saturating_sub(affinity.images_seen) as f64
     }
 }
 
@@ -266,6 +272,19 @@ pub struct PickRequest<'a> {
     pub session: Option<&'a SessionKey>,
     /// Answers that it wants of the one prompt; 0 counts as 1.
     pub choices: u32,
+}
+
+impl PickRequest<'_> {
+    /// What prices depend on of it.
+    pub fn task(&self) -> Task {
+        Task {
+            role: self.role,
+            prompt: self.prompt,
+            blocks: self.blocks.len() as u64,
+            size: self.size,
+            images: self.images.len() as u64,
+        }
+    }
 }
 
 /// Where the hits of a candidate come from.
@@ -296,31 +315,6 @@ pub struct Load {
     pub context: Tokens,
     /// Leases.
     pub requests: u64,
-}
-
-/// What a policy may know about one target.
-#[derive(Clone, Debug)]
-pub struct Candidate {
-    /// The target.
-    pub target: Target,
-    /// Leading blocks that the view claims, before trust.
-    pub claimed: TierHits,
-    /// Leading blocks that count: what the engine will really skip.
-    pub hits: TierHits,
-    /// How many of `hits` are predicted from prompts in flight.
-    pub predicted: u64,
-    /// Where `hits` come from.
-    pub evidence: Evidence,
-    /// What the view is worth.
-    pub trust: Verdict,
-    /// Booked work.
-    pub load: Load,
-    /// Blocks of this request that are active on the target already.
-    pub shared_active: u64,
-    /// Pictures of the request that the target has seen.
-    pub images_seen: u64,
-    /// Input booked for decoding; nothing unless that is counted.
-    pub demand: Demand,
 }
 
 /// A candidate's price, kept in parts. Absent parts are no part of the policy.
@@ -383,6 +377,23 @@ impl Outcome {
     }
 }
 
+/// What was chosen and why.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Position of the chosen candidate.
+    pub chosen: usize,
+    /// How many candidates were priced.
+    pub priced: usize,
+    /// What the chosen one costs.
+    pub cost: f64,
+    /// What decided among equals.
+    pub tie: TieBranch,
+    /// In which way the route ended.
+    pub outcome: Outcome,
+    /// What decode input-demand made of it, where that was asked.
+    pub demand: Option<Judgement>,
+}
+
 /// A decision and its working.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
@@ -427,20 +438,13 @@ pub fn decide_with(
     ties: Ties,
 ) -> Result<Decision, NoChoice> {
     debug_assert!(candidates.is_sorted_by(|a, b| a.target < b.target), "sorted and distinct");
-    let terms = price(settings, request, candidates, turn);
-    let Some((chosen, tie)) = tie::cheapest(request, candidates, &terms, ties) else {
-        return Err(if candidates.is_empty() { NoChoice::Empty } else { NoChoice::Overloaded(terms) });
-    };
-    let demand = decode_demand::judge(settings, request, candidates, &terms, chosen);
-    let (chosen, tie) = match demand {
-        Some(demand) if settings.decode_demand.mode == DemandMode::Enabled => {
-            (demand.suggested, TieBranch::None)
-        }
-        _ => (chosen, tie),
-    };
-    let escaped = terms.iter().any(|other| other.rejection.is_some() && other.cost < terms[chosen].cost);
-    let outcome = if escaped { Outcome::OverloadEscape } else { outcome(request, candidates, chosen) };
-    Ok(Decision { chosen, terms, tie, outcome, demand })
+    let choice = choose(settings, request, candidates, turn, ties, &mut Prices::default());
+    let terms = price::terms(settings, &request.task(), candidates, turn);
+    match choice {
+        Some(choice) => Ok(choice.with(terms)),
+        None if candidates.is_empty() => Err(NoChoice::Empty),
+        None => Err(NoChoice::Overloaded(terms)),
+    }
 }
 
 /// The same for a request whose session is bound to `candidates[bound]`; `Err`
@@ -451,67 +455,74 @@ pub fn follow_session(
     candidates: &[Candidate],
     bound: usize,
 ) -> Result<Decision, Rejection> {
-    let terms = price(settings, request, candidates, None);
-    match terms[bound].rejection {
-        Some(rejection) => Err(rejection),
-        None => {
-            let outcome = outcome(request, candidates, bound);
-            Ok(Decision { chosen: bound, terms, tie: TieBranch::Session, outcome, demand: None })
-        }
+    let choice = follow(settings, request, candidates, bound, &mut Prices::default())?;
+    Ok(choice.with(price::terms(settings, &request.task(), candidates, None)))
+}
+
+impl Choice {
+    fn with(self, terms: Vec<Terms>) -> Decision {
+        let Self { chosen, tie, outcome, demand, .. } = self;
+        Decision { chosen, terms, tie, outcome, demand }
     }
 }
 
-/// Terms of every candidate, with what rejects them.
-fn price(
+/// What both kinds of candidates are chosen by; `None` where nobody can be.
+/// Leaves the prices behind in `prices`.
+pub fn choose<C: Candidates + ?Sized>(
     settings: &Settings,
     request: &PickRequest<'_>,
-    candidates: &[Candidate],
+    candidates: &C,
     turn: Option<&Target>,
-) -> Vec<Terms> {
-    let mut terms = match settings.policy {
-        PolicyKind::CachePlusLoad => cache_plus_load::terms(settings, request, candidates),
-        PolicyKind::KvAware => kv_aware::terms(settings, request, candidates),
-        PolicyKind::LongestPrefix => longest_prefix::terms(settings, request, candidates),
-        PolicyKind::LeastLoad => least_load::terms(candidates),
-        PolicyKind::RoundRobin => round_robin::terms(candidates, turn),
-        PolicyKind::LMetric => lmetric::terms(settings, request, candidates),
+    ties: Ties,
+    prices: &mut Prices,
+) -> Option<Choice> {
+    prices.set(settings, &request.task(), candidates, turn);
+    let (chosen, tie) = tie::cheapest(request, candidates, prices, ties)?;
+    let demand = decode_demand::judge(settings, request, candidates, prices, chosen);
+    let (chosen, tie) = match demand {
+        Some(demand) if settings.decode_demand.mode == DemandMode::Enabled => {
+            (demand.suggested, TieBranch::None)
+        }
+        _ => (chosen, tie),
     };
-    for (terms, candidate) in terms.iter_mut().zip(candidates) {
-        terms.rejection = rejection(&settings.overload, request, candidate);
-    }
-    terms
+    let outcome = match prices.escaped(chosen) {
+        true => Outcome::OverloadEscape,
+        false => outcome(request, candidates, chosen),
+    };
+    Some(Choice { chosen, priced: prices.count(), cost: prices.cost(chosen), tie, outcome, demand })
 }
 
-/// The hard cap. A target where nothing waits takes any request: otherwise a
-/// prompt longer than the cap could go nowhere.
-fn rejection(overload: &Overload, request: &PickRequest<'_>, candidate: &Candidate) -> Option<Rejection> {
-    let cap = overload.max_queued?;
-    if candidate.load.queued == Tokens(0) {
-        return None;
-    }
-    let cached = request.size.tokens_in(Blocks(candidate.hits.total()));
-    let after = candidate.load.queued + request.prompt.uncached(cached);
-    let open_to_hits = Tokens((cap.0 as f64 * (1.0 - overload.cold_reserve)) as u64);
-    if after > cap {
-        Some(Rejection::Overloaded)
-    } else if candidate.hits.total() > 0 && after > open_to_hits {
-        Some(Rejection::ColdReserve)
-    } else {
-        None
+/// What both kinds of candidates are followed by.
+pub fn follow<C: Candidates + ?Sized>(
+    settings: &Settings,
+    request: &PickRequest<'_>,
+    candidates: &C,
+    bound: usize,
+    prices: &mut Prices,
+) -> Result<Choice, Rejection> {
+    prices.set(settings, &request.task(), candidates, None);
+    match prices.rejection(bound) {
+        Some(rejection) => Err(rejection),
+        None => Ok(Choice {
+            chosen: bound,
+            priced: prices.count(),
+            cost: prices.cost(bound),
+            tie: TieBranch::Session,
+            outcome: outcome(request, candidates, bound),
+            demand: None,
+        }),
     }
 }
 
-fn outcome(request: &PickRequest<'_>, candidates: &[Candidate], chosen: usize) -> Outcome {
-    let chosen = &candidates[chosen];
+fn outcome<C: Candidates + ?Sized>(request: &PickRequest<'_>, candidates: &C, chosen: usize) -> Outcome {
     if request.blocks.is_empty() {
         return Outcome::NoAffinity;
     }
-    match chosen.evidence {
-        Evidence::View | Evidence::InFlight if chosen.hits.total() > 0 => Outcome::Hit,
-        Evidence::History if chosen.hits.total() > 0 => Outcome::Approximate,
-        _ if candidates.iter().any(|other| other.claimed.total() > 0 && !other.trust.credited) => {
-            Outcome::MetadataRejection
-        }
+    let hits = candidates.hits(chosen) > 0;
+    match candidates.evidence(chosen) {
+        Evidence::View | Evidence::InFlight if hits => Outcome::Hit,
+        Evidence::History if hits => Outcome::Approximate,
+        _ if (0..candidates.count()).any(|at| candidates.is_discredited(at)) => Outcome::MetadataRejection,
         _ => Outcome::Cold,
     }
 }

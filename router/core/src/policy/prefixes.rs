@@ -39,6 +39,15 @@ pub struct Depth {
     pub predicted: u32,
 }
 
+impl Depth {
+    /// A few bits that differ where a depth or `more` does.
+    #[inline]
+    pub(super) const fn mixed(self, more: u32) -> u32 {
+        let sum = self.active.wrapping_mul(0x9e37_79b1) ^ self.predicted.wrapping_mul(0x85eb_ca6b);
+        (sum ^ more.wrapping_mul(0xc2b2_ae35)) >> 26
+    }
+}
+
 /// The last node of a booked prompt; `None` for a prompt without full blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct End(Option<u32>);

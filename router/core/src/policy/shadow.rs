@@ -5,7 +5,10 @@
 
 use serde::Serialize;
 
-use super::{Candidate, Decision, PickRequest, PolicyKind, Settings, decide};
+use super::candidates::Candidates;
+use super::price::Prices;
+use super::tie::Ties;
+use super::{PickRequest, PolicyKind, Settings, choose};
 use crate::ids::Target;
 
 /// A set of policies.
@@ -43,21 +46,23 @@ pub struct Shadow {
     pub regret_blocks: i64,
 }
 
-/// Evaluates the shadow policies of `settings` on the facts of `decision`.
-/// `turn` is the target that round-robin chose before it.
-pub fn evaluate(
+/// Evaluates the shadow policies of `settings` on the facts of a decision for
+/// the candidate at `real`. `turn` is the target that round-robin chose before
+/// it.
+pub fn evaluate<C: Candidates + ?Sized>(
     settings: &Settings,
     request: &PickRequest<'_>,
-    candidates: &[Candidate],
-    decision: &Decision,
+    candidates: &C,
+    real: usize,
     turn: Option<&Target>,
 ) -> Vec<Shadow> {
-    let hits = |at: usize| i64::try_from(candidates[at].hits.total()).unwrap_or(i64::MAX);
+    let hits = |at: usize| i64::try_from(candidates.hits(at)).unwrap_or(i64::MAX);
+    let mut prices = Prices::default();
     let shadow = |policy| {
         let settings = Settings { policy, ..*settings };
-        let chosen = decide(&settings, request, candidates, turn).ok()?.chosen;
-        let target = candidates[chosen].target.clone();
-        Some(Shadow { policy, target, regret_blocks: hits(chosen) - hits(decision.chosen) })
+        let choice = choose(&settings, request, candidates, turn, Ties::default(), &mut prices)?;
+        let target = candidates.target(choice.chosen).clone();
+        Some(Shadow { policy, target, regret_blocks: hits(choice.chosen) - hits(real) })
     };
     settings.shadows.iter().filter_map(shadow).collect()
 }

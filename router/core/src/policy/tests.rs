@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::leases::{Account, Charge, Ledger, Prospect};
+use super::decode_demand::Demand;
+use super::field::Field;
+use super::leases::{Charge, Ledger, NoPick, Pick};
+use super::lineup::{Entrant, Lineup, Standing};
 use super::shadow::PolicySet;
 use super::*;
 use crate::blocks::NamespaceId;
-use crate::ids::{Epoch, WorkerId};
-use crate::trust::{Reason, State};
+use crate::gather::{Lookup, Question, gather};
+use crate::ids::{Epoch, Slot, WorkerId};
+use crate::trust::{Freshness, Reason, SharedTrust, State, Verdict};
 use crate::units::Tick;
 
 fn target(number: usize) -> Target {
@@ -156,35 +160,61 @@ fn agrees_with_an_unbeaten_candidate_in_every_small_world() {
 fn same_facts_in_any_order_give_the_same_pick() {
     let blocks: Arc<[BlockHash]> = ten_blocks().into();
     let settings = settings(PolicyKind::CachePlusLoad, 1.0);
-    let prospects =
-        |order: &[usize]| -> Vec<Prospect<'static>> { order.iter().map(|n| prospect(*n)).collect() };
     let mut picks = Vec::new();
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
-        let pick = Ledger::default()
-            .select_and_book(
-                Tick(0),
-                &settings,
-                &request(&blocks, "r"),
-                NamespaceId(0),
-                &blocks,
-                prospects(&order),
-            )
-            .expect("three");
-        picks.push(pick.candidates[pick.decision.chosen].target.clone());
+        let lineup = Arc::new(Lineup::new(order.map(entrant)));
+        let (pick, field) =
+            book(&Ledger::default(), 0, &settings, &request(&blocks, "r"), &blocks, &lineup).expect("three");
+        picks.push(field.candidate(pick.choice.chosen).target);
     }
     assert!(picks.iter().all(|pick| *pick == picks[0]), "{picks:?}");
 }
 
-fn prospect(number: usize) -> Prospect<'static> {
-    Prospect {
-        target: target(number),
-        account: Box::leak(Box::new(Arc::new(Account::default()))),
-        claimed: TierHits::default(),
-        hits: TierHits::default(),
-        usable: u64::MAX,
-        evidence: Evidence::Nothing,
-        trust: exact(),
-    }
+/// A target with a sound view of an empty cache.
+fn entrant(number: usize) -> (Target, Entrant) {
+    let trust = SharedTrust::default();
+    trust.lock().synced(Tick(0), Epoch(1), 1, Default::default());
+    let standing = Arc::new(Standing::open(Role::Mixed));
+    let entrant =
+        Entrant { slot: Slot(number as u32), account: Arc::default(), trust: Arc::new(trust), standing };
+    (target(number), entrant)
+}
+
+fn fleet(count: usize) -> Arc<Lineup> {
+    Arc::new(Lineup::new((0..count).map(entrant)))
+}
+
+/// All of `lineup` as candidates, of which nobody holds anything.
+fn field(request: &PickRequest<'_>, lineup: &Arc<Lineup>) -> Field {
+    let mut field = Field::default();
+    let held = Default::default();
+    let prompts = [Lookup { tokens: request.prompt, blocks: request.blocks, held: &held }];
+    let question = Question {
+        now: Tick(0),
+        role: request.role,
+        freshness: Freshness::default(),
+        size: request.size,
+        namespace: NamespaceId(0),
+        prompts: &prompts,
+        others: &held,
+        bypasses_cache: false,
+        history: None,
+    };
+    gather(&question, lineup, |_| true, &mut field);
+    field
+}
+
+fn book(
+    ledger: &Ledger,
+    now: u64,
+    settings: &Settings,
+    request: &PickRequest<'_>,
+    blocks: &Arc<[BlockHash]>,
+    lineup: &Arc<Lineup>,
+) -> Result<(Pick, Field), NoPick> {
+    let mut field = field(request, lineup);
+    let pick = ledger.select_and_book(Tick(now), settings, request, NamespaceId(0), blocks, &mut field)?;
+    Ok((pick, field))
 }
 
 /// Case C17, G18: on a cold fleet every idle worker gets its share.
@@ -222,26 +252,18 @@ fn a_cold_prompt_prefers_the_idle_worker() {
 #[test]
 fn simultaneous_prompts_do_not_herd() {
     let ledger = Ledger::default();
-    let prospects: Vec<Prospect<'static>> = (0..8).map(prospect).collect();
+    let lineup = fleet(8);
     let settings = settings(PolicyKind::CachePlusLoad, 1.0);
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         for thread in 0..8u64 {
-            let (ledger, prospects, sender) = (&ledger, &prospects, sender.clone());
+            let (ledger, lineup, sender) = (&ledger, &lineup, sender.clone());
             scope.spawn(move || {
                 for prompt in 0..25u64 {
                     let seed = (thread * 25 + prompt) * 1_000_003;
                     let blocks: Arc<[BlockHash]> = (0..10).map(|at| BlockHash(seed + at)).collect();
-                    let pick = ledger
-                        .select_and_book(
-                            Tick(0),
-                            &settings,
-                            &request(&blocks, "r"),
-                            NamespaceId(0),
-                            &blocks,
-                            prospects.clone(),
-                        )
-                        .expect("eight");
+                    let request = request(&blocks, "r");
+                    let (pick, _) = book(ledger, 0, &settings, &request, &blocks, lineup).expect("eight");
                     sender.send(pick).expect("the receiver outlives the threads");
                 }
             });
@@ -250,10 +272,10 @@ fn simultaneous_prompts_do_not_herd() {
     drop(sender);
     let picks: Vec<_> = receiver.iter().collect();
     let mut share: BTreeMap<usize, u32> = BTreeMap::new();
-    picks.iter().for_each(|pick| *share.entry(pick.decision.chosen).or_default() += 1);
+    picks.iter().for_each(|pick| *share.entry(pick.choice.chosen).or_default() += 1);
     assert_eq!(share.values().copied().collect::<Vec<_>>(), [25; 8], "max/mean is 1");
     drop(picks);
-    assert!(prospects.iter().all(|prospect| prospect.account.load() == Load::default()));
+    assert!(lineup.entrants().iter().all(|entrant| entrant.account.load() == Load::default()));
 }
 
 #[test]
@@ -279,33 +301,22 @@ fn round_robin_takes_turns_even_when_the_fleet_changes() {
 #[test]
 fn siblings_of_a_cold_prompt_share_it_and_then_the_fleet() {
     let ledger = Ledger::default();
-    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
+    let lineup = fleet(2);
     let blocks: Arc<[BlockHash]> = ten_blocks()[..4].into();
     let mut share = [0; 2];
     let mut leases = Vec::new();
     for _ in 0..8 {
         let settings = settings(PolicyKind::KvAware, 1.0);
-        let pick = ledger
-            .select_and_book(
-                Tick(0),
-                &settings,
-                &request(&blocks, "r"),
-                NamespaceId(0),
-                &blocks,
-                prospects.clone(),
-            )
-            .expect("two");
-        share[pick.decision.chosen] += 1;
+        let (pick, _) = book(&ledger, 0, &settings, &request(&blocks, "r"), &blocks, &lineup).expect("two");
+        share[pick.choice.chosen] += 1;
         leases.push(pick.lease);
     }
     assert_eq!(share, [4, 4]);
     let off = Settings { in_flight_credit: Switch::Disabled, ..settings(PolicyKind::KvAware, 1.0) };
-    let (_, candidates) =
-        ledger.preview(Tick(0), &off, &request(&blocks, "r"), NamespaceId(0), prospects).expect("two");
-    assert!(
-        candidates.iter().all(|candidate| candidate.predicted == 0),
-        "switched off, nothing is predicted"
-    );
+    let mut field = field(&request(&blocks, "r"), &lineup);
+    ledger.preview(Tick(0), &off, &request(&blocks, "r"), NamespaceId(0), &mut field).expect("two");
+    let rows = field.rows();
+    assert!(rows.iter().all(|candidate| candidate.predicted == 0), "switched off, nothing is predicted");
 }
 
 fn overloaded(cap: u64, reserve: f64) -> Settings {
@@ -353,21 +364,21 @@ fn a_picture_goes_where_it_was_seen_unless_that_costs_more() {
     let ledger = Ledger::default();
     let blocks: Arc<[BlockHash]> = Arc::from([]);
     let picture = [images::ImageKey(7)];
-    let prospects: Vec<Prospect<'static>> = (0..4).map(prospect).collect();
+    let lineup = fleet(4);
     let settings = settings(PolicyKind::KvAware, 1.0);
     let mut first = None;
     for id in ["a", "b", "c", "d"] {
         let request = PickRequest { images: &picture, ..request(&blocks, id) };
-        let pick = ledger
-            .select_and_book(Tick(0), &settings, &request, NamespaceId(0), &blocks, prospects.clone())
-            .expect("four");
-        let chosen = &pick.candidates[pick.decision.chosen];
+        let (pick, field) = book(&ledger, 0, &settings, &request, &blocks, &lineup).expect("four");
+        let chosen = field.candidate(pick.choice.chosen);
         assert_eq!(chosen.images_seen, u64::from(first.is_some()), "warm from the second on");
         assert_eq!(first.get_or_insert(chosen.target.clone()), &chosen.target);
     }
     let decode = PickRequest { images: &picture, role: Role::Decode, ..request(&blocks, "e") };
-    let (decision, _) = ledger.preview(Tick(0), &settings, &decode, NamespaceId(0), prospects).expect("four");
-    assert!(decision.terms.iter().all(|terms| terms.images == 0.0), "decode encodes no pictures");
+    let mut field = field(&decode, &lineup);
+    ledger.preview(Tick(0), &settings, &decode, NamespaceId(0), &mut field).expect("four");
+    let terms = price::terms(&settings, &decode.task(), &field, None);
+    assert!(terms.iter().all(|terms| terms.images == 0.0), "decode encodes no pictures");
 }
 
 #[test]
@@ -378,32 +389,30 @@ fn a_session_follows_its_first_target_until_that_fails_leaves_or_is_full() {
     let mut settings = overloaded(1_000, 0.0);
     settings.sessions.mode = SessionMode::Both;
     let key = SessionKey { id: "s".into(), role: Role::Mixed };
-    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
-    let pick = |now: u64, prospects: &[Prospect<'static>]| {
+    let lineup = fleet(2);
+    let pick = |now: u64, lineup: &Arc<Lineup>| {
         let request = PickRequest { session: Some(&key), ..request(&blocks, "r") };
-        let pick = ledger
-            .select_and_book(Tick(now), &settings, &request, NamespaceId(0), &blocks, prospects.to_vec())
-            .expect("some");
-        (pick.candidates[pick.decision.chosen].target.clone(), pick.session, pick.lease)
+        let (pick, field) = book(&ledger, now, &settings, &request, &blocks, lineup).expect("some");
+        (field.candidate(pick.choice.chosen).target, pick.session, pick.lease)
     };
-    let (first, used, lease) = pick(0, &prospects);
+    let (first, used, lease) = pick(0, &lineup);
     assert_eq!(used, SessionUse::New);
-    let (again, used, mut failing) = pick(1, &prospects);
+    let (again, used, mut failing) = pick(1, &lineup);
     assert_eq!((again, used), (first.clone(), SessionUse::Followed), "although the other one is idle");
     failing.fail();
     drop((lease, failing));
-    let (_, used, lease) = pick(2, &prospects);
+    let (_, used, lease) = pick(2, &lineup);
     assert_eq!(used, SessionUse::New, "a failure ended the binding");
     drop(lease);
-    let alone: Vec<Prospect<'static>> =
-        prospects.iter().filter(|prospect| prospect.target != first).cloned().collect();
+    let place = |target: &Target| lineup.names().iter().position(|name| name == target).expect("known");
+    let entrants = || lineup.names().iter().cloned().zip(lineup.entrants().iter().cloned());
+    let alone = Arc::new(Lineup::new(entrants().filter(|(target, _)| *target == first)));
     let (_, used, lease) = pick(3, &alone);
     assert!(matches!(used, SessionUse::Replaced | SessionUse::Followed), "the target may have left");
     drop(lease);
-    let (bound, _, lease) = pick(4, &prospects);
-    let account = prospects.iter().find(|prospect| prospect.target == bound).expect("known");
+    let (bound, _, lease) = pick(4, &lineup);
     let _queue = ledger.charge(
-        account.account,
+        &lineup.entrants()[place(&bound)].account,
         &Charge {
             namespace: NamespaceId(9),
             blocks: &Arc::from([]),
@@ -412,7 +421,7 @@ fn a_session_follows_its_first_target_until_that_fails_leaves_or_is_full() {
             uncached: Tokens(990),
         },
     );
-    let (moved, used, _lease) = pick(5, &prospects);
+    let (moved, used, _lease) = pick(5, &lineup);
     assert_eq!((moved != bound, used), (true, SessionUse::Overloaded));
     drop(lease);
 }
@@ -424,7 +433,8 @@ fn shadows_see_the_same_facts_and_book_nothing() {
     let mut settings = settings(PolicyKind::KvAware, 1.0);
     settings.shadows = PolicySet::default().with(PolicyKind::LeastLoad).with(PolicyKind::RoundRobin);
     let decision = decide(&settings, &request(&blocks, "r"), &all, None).expect("two");
-    let shadows = shadow::evaluate(&settings, &request(&blocks, "r"), &all, &decision, Some(&target(0)));
+    let shadows =
+        shadow::evaluate(&settings, &request(&blocks, "r"), &all[..], decision.chosen, Some(&target(0)));
     let picks: Vec<_> =
         shadows.iter().map(|shadow| (shadow.policy, &shadow.target, shadow.regret_blocks)).collect();
     let other = target(1);
@@ -513,23 +523,20 @@ fn shadow_demand_is_told_and_not_followed_and_other_picks_do_not_ask() {
 
 #[test]
 fn demand_is_booked_until_the_lease_ends_and_not_at_all_when_disabled() {
-    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
+    let lineup = fleet(2);
     let blocks: Arc<[BlockHash]> = ten_blocks().into();
     let ledger = Ledger::default();
     let pick = |mode| {
         let request = decode_request(&blocks, 2);
         let settings = demanding(mode, 0.0);
-        ledger
-            .select_and_book(Tick(0), &settings, &request, NamespaceId(0), &blocks, prospects.clone())
-            .expect("two")
+        book(&ledger, 0, &settings, &request, &blocks, &lineup).expect("two")
     };
-    let held = |pick: &leases::Pick| {
-        let all = pick.candidates.iter().map(|candidate| candidate.demand.tokens.0);
-        all.collect::<Vec<_>>()
+    let held = |(_, field): &(Pick, Field)| {
+        field.rows().iter().map(|candidate| candidate.demand.tokens.0).collect::<Vec<_>>()
     };
     for mode in [DemandMode::Shadow, DemandMode::Enabled] {
         let mut first = pick(mode);
-        first.lease.first_byte(Tick(1), None);
+        first.0.lease.first_byte(Tick(1), None);
         let second = pick(mode);
         let mut seen = held(&second);
         seen.sort_unstable();
@@ -545,33 +552,26 @@ fn demand_is_booked_until_the_lease_ends_and_not_at_all_when_disabled() {
 /// Another router's bookings and an engine's own word count until they are old.
 #[test]
 fn load_from_outside_repels_while_it_is_fresh() {
-    let prospects: Vec<Prospect<'static>> = (0..2).map(prospect).collect();
+    let lineup = fleet(2);
     let settings = settings(PolicyKind::CachePlusLoad, 1.0);
     let blocks: Arc<[BlockHash]> = Arc::from([]);
     let ledger = Ledger::default();
     let chosen = |now: u64, id: &str| {
-        let pick = ledger
-            .select_and_book(
-                Tick(now),
-                &settings,
-                &request(&blocks, id),
-                NamespaceId(0),
-                &blocks,
-                prospects.clone(),
-            )
-            .expect("two");
-        (pick.decision.chosen, pick.candidates.iter().map(|one| one.load.queued.0).collect::<Vec<_>>())
+        let (pick, field) =
+            book(&ledger, now, &settings, &request(&blocks, id), &blocks, &lineup).expect("two");
+        (pick.choice.chosen, field.rows().iter().map(|one| one.load.queued.0).collect::<Vec<_>>())
     };
+    let account = |at: usize| &lineup.entrants()[at].account;
     let free = chosen(0, "r").0;
     let load = Load { active_blocks: 9, queued: Tokens(1_000), context: Tokens(1_000), requests: 1 };
-    prospects[free].account.replica_booked(Tick(0), outside::ReplicaId(7), load);
+    account(free).replica_booked(Tick(0), outside::ReplicaId(7), load);
     let (other, queued) = chosen(3_000, "r");
     assert_eq!((other, queued[free]), (1 - free, 1_000), "it is busy with another router's work");
     assert_eq!(chosen(3_001, "r"), (free, vec![0, 0]), "that has not been renewed");
     let engine = outside::EngineLoad { waiting: 4, running: 0, used: None };
-    prospects[free].account.engine_reported(Tick(5_000), engine);
+    account(free).engine_reported(Tick(5_000), engine);
     assert_eq!(chosen(5_000, "r").0, 1 - free, "its engine has four more than anybody booked");
-    assert_eq!(prospects[free].account.load(), Load::default(), "what it tells others is its own only");
+    assert_eq!(account(free).load(), Load::default(), "what it tells others is its own only");
 }
 
 /// An account's place is handed on when the account is gone, and with it goes
@@ -581,20 +581,57 @@ fn seats_do_not_grow_with_the_churn_of_workers() {
     let (ledger, blocks) = (Ledger::default(), Arc::<[BlockHash]>::from(ten_blocks()));
     let settings = settings(PolicyKind::CachePlusLoad, 1.0);
     for number in 0..200 {
-        let account = Arc::new(Account::default());
-        let prospect = Prospect { account: &account, ..prospect(number) };
-        let pick = ledger.select_and_book(
-            Tick(0),
-            &settings,
-            &request(&blocks, "r"),
-            NamespaceId(0),
-            &blocks,
-            [prospect],
-        );
-        let mut pick = pick.expect("one");
-        assert_eq!(pick.candidates[0].predicted, 0, "worker {number} is new");
+        let lineup = Arc::new(Lineup::new([entrant(number)]));
+        let (mut pick, field) =
+            book(&ledger, 0, &settings, &request(&blocks, "r"), &blocks, &lineup).expect("one");
+        assert_eq!(field.candidate(0).predicted, 0, "worker {number} is new");
         // Its prefill is done and unconfirmed when the worker leaves.
         pick.lease.first_byte(Tick(0), None);
     }
     assert!(ledger.seats() <= 8, "{} seats for one worker at a time", ledger.seats());
+}
+
+/// A pick works on columns, and replays on rows: all policies must price, choose
+/// and break ties alike on both.
+#[test]
+fn columns_and_rows_decide_alike() {
+    let (blocks, mut state) = (ten_blocks(), 7u64);
+    let mut roll = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % below
+    };
+    for world in 0..400 {
+        let facts: Vec<_> = (0..roll(9)).map(|_| (roll(4), roll(3), roll(3) * 40, roll(2) * 500)).collect();
+        let mut rows = candidates(&facts);
+        for row in &mut rows {
+            (row.shared_active, row.images_seen) = (roll(2), roll(2));
+            row.demand = Demand { tokens: Tokens(roll(3)), requests: roll(2) };
+        }
+        let columns = Field::from(&rows[..]);
+        assert_eq!(columns.rows(), rows, "world {world}");
+        let turn = rows.get(roll(4) as usize).map(|row| row.target.clone());
+        for policy in PolicyKind::ALL {
+            let mut settings = Settings { policy, ..overloaded(60, 0.3) };
+            settings.load.imbalance = roll(2) as f64;
+            settings.decode_demand.mode = DemandMode::Enabled;
+            let images = [images::ImageKey(1)];
+            let role = [Role::Mixed, Role::Decode][roll(2) as usize];
+            let request = PickRequest { images: &images, role, ..request(&blocks, "r") };
+            let (turn, ties) = (turn.as_ref(), Ties::default());
+            let of_columns = choose(&settings, &request, &columns, turn, ties, &mut Prices::default());
+            let of_rows = choose(&settings, &request, &rows[..], turn, ties, &mut Prices::default());
+            assert_eq!(of_columns, of_rows, "world {world} {policy:?}");
+            let task = request.task();
+            let terms = price::terms(&settings, &task, &columns, turn);
+            assert_eq!(terms, price::terms(&settings, &task, &rows[..], turn), "world {world} {policy:?}");
+            let decided = decide(&settings, &request, &rows, turn).ok();
+            assert_eq!(
+                decided.as_ref().map(|decision| decision.chosen),
+                of_columns.map(|choice| choice.chosen)
+            );
+            if let (Some(decision), Some(choice)) = (decided, of_columns) {
+                assert_eq!(decision.terms[choice.chosen].cost, choice.cost, "the price is the terms'");
+            }
+        }
+    }
 }

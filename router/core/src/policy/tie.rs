@@ -8,7 +8,9 @@
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{Candidate, PickRequest, Terms};
+use super::PickRequest;
+use super::candidates::Candidates;
+use super::price::{Lowest, Prices};
 
 /// What decided among the cheapest candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -53,36 +55,35 @@ impl TieBranch {
     }
 }
 
-/// The cheapest of the candidates that no term rejects and what decided; `None`
+/// The cheapest of the candidates that nothing rejects and what decided; `None`
 /// if all are rejected. Costs are finite.
-pub fn cheapest(
+pub(super) fn cheapest<C: Candidates + ?Sized>(
     request: &PickRequest<'_>,
-    candidates: &[Candidate],
-    terms: &[Terms],
+    candidates: &C,
+    prices: &Prices,
     ties: Ties,
 ) -> Option<(usize, TieBranch)> {
-    let open = || terms.iter().enumerate().filter(|(_, terms)| terms.rejection.is_none());
-    let lowest = open().map(|(_, terms)| terms.cost).reduce(f64::min)?;
-    let tied = || open().filter(|(_, terms)| terms.cost <= lowest).map(|(at, _)| at);
-    let (first, more) = (tied().next()?, tied().nth(1).is_some());
-    if !more {
+    let Lowest { cost: lowest, first, tied } = prices.lowest()?;
+    if !tied {
         return Some((first, TieBranch::None));
     }
     if ties == Ties::Target {
         return Some((first, TieBranch::Target));
     }
-    let fewest = tied().map(|at| candidates[at].load.active_blocks).min()?;
-    let tied = || tied().filter(|at| candidates[*at].load.active_blocks == fewest);
+    let tied = || prices.open().filter(|(_, cost)| *cost <= lowest).map(|(at, _)| at);
+    let active = |at: usize| candidates.load(at).active_blocks;
+    let fewest = tied().map(active).min()?;
+    let tied = || tied().filter(|at| active(*at) == fewest);
     let (first, more) = (tied().next()?, tied().nth(1).is_some());
     if !more {
         return Some((first, TieBranch::ActiveBlocks));
     }
-    let deepest = tied().map(|at| candidates[at].hits.total()).max()? as usize;
+    let deepest = tied().map(|at| candidates.hits(at)).max()? as usize;
     let (key, branch) = match request.blocks.get(deepest) {
         Some(block) => (block.0, TieBranch::RendezvousBlock),
         None => (xxh3_64_with_seed(request.id.as_bytes(), 0), TieBranch::RendezvousRequest),
     };
-    let weighed = tied().map(|at| (weight(key, &candidates[at].target), at));
+    let weighed = tied().map(|at| (weight(key, candidates.target(at)), at));
     // Equal hashes fall to the lower target, which comes first.
     let (_, chosen) = weighed.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
     Some((chosen, branch))

@@ -5,6 +5,13 @@
 //! is checked all the same, because a record that was read wrongly is a receipt
 //! that lies.
 //!
+//! What candidates have in common is written once. Their names are the lineup's,
+//! which a record shares with all others of its time, so it says only where each
+//! stands there. What they hold of the prompt is a shape, and few differ. Their
+//! loads and views are columns, each as wide as its largest number needs. Terms are
+//! not written at all: they follow from the facts, by the code that decided, and
+//! the price of the chosen one is there to check it.
+//!
 //! Layout, integers as LEB128 varints unless said otherwise:
 //!
 //! ```text
@@ -16,18 +23,23 @@
 //! u128 le  namespace
 //! settings see `write_settings`
 //! target?  turn: 0, or 1 and a target       target: text and rank
-//! int      place of the chosen candidate, where there is one
+//! int      place of the chosen candidate, f64 le: its price, where there is one
 //! int      how many candidates were priced
-//! int      how many follow
-//!   each   target; u8 flags; u8 state and reason, four bits each; claimed × 3,
-//!          hits × 3, predicted, active blocks, queued, context, requests,
-//!          shared active, images seen, elsewhere, epoch, seq, [age];
-//!          f64 le × 4: cost, uncached, load, images; [u64 le next block]
+//! int      how many follow; nothing more of them if none
+//!   u8       0: they are the first of the lineup; 1: a column of their places
+//!   int      how many shapes follow
+//!     each     u8 flags; claimed × 3, hits × 3, predicted, shared active, images
+//!              seen; [u64 le next block]
+//!   columns  shape, state and reason (four bits each), epoch, seq, age plus one,
+//!            active blocks, queued, context, requests
+//!   int      how many hold more for another namespace: candidate, blocks
 //! int      how many shadows follow: u8 policy, target, zigzag regret
 //! ```
 //!
-//! Flags: bits 0 and 1 evidence, 2 credited, 3 age follows, 4 and 5 rejection
-//! plus one, 6 a next block, 7 it is that of the candidate before.
+//! Flags: bits 0 and 1 evidence, 2 credited, 6 a next block.
+//!
+//! A column is the first number (u64 le), the width of all (u8: 0, 1, 2, 4 or 8
+//! bytes), and for each candidate what it has exclusive-or the first.
 
 use std::sync::Arc;
 
@@ -35,30 +47,27 @@ use super::labels::Named;
 use super::{CandidateRecord, ChosenRecord, Receipt, SCHEMA_VERSION};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::{DpRank, Epoch, Role, Target, WorkerId};
-use crate::policy::decode_demand::DecodeDemand;
+use crate::policy::candidates::Task;
+use crate::policy::decode_demand::{DecodeDemand, Demand};
+use crate::policy::field::{Field, Shape, Sight};
+use crate::policy::lineup::Names;
+use crate::policy::price;
 use crate::policy::sessions::SessionUse;
 use crate::policy::shadow::{PolicySet, Shadow};
 use crate::policy::tie::TieBranch;
 use crate::policy::{
-    Candidate, ImageWeight, Load, LoadWeights, Outcome, OverlapWeights, Overload, PolicyKind,
+    Candidate, Choice, ImageWeight, Load, LoadWeights, Outcome, OverlapWeights, Overload, PolicyKind,
     SessionSettings, Settings, Terms, TierCredit,
 };
-use crate::trust::Verdict;
-use crate::units::{Millis, TierHits, Tokens};
+use crate::trust::{Reason, State, Verdict};
+use crate::units::{BlockSize, Millis, TierHits, Tokens};
 
 /// Version of the layout above.
-const VERSION: u8 = 1;
-/// Most bytes of a record: 4,096 candidates with the longest names fit.
-pub const MAX_RECORD_BYTES: usize = 2 << 20;
-/// Bytes of a record without names and candidates, about.
-const HEAD_BYTES: usize = 320;
-/// Bytes of a candidate with its name, about.
-const CANDIDATE_BYTES: usize = 112;
+const VERSION: u8 = 2;
 /// No tie: nobody was chosen.
 const NOBODY: u8 = 0xff;
 
-/// What is known of a decision when it is made. Borrows everything; candidates
-/// are sorted by target and each has its terms.
+/// What is known of a decision when it is made. Borrows everything.
 #[derive(Clone, Copy, Debug)]
 pub struct Draft<'a> {
     /// The request's id.
@@ -85,25 +94,24 @@ pub struct Draft<'a> {
     pub images: u64,
     /// The target that was chosen before this pick.
     pub turn: Option<&'a Target>,
-    /// Who stood for choice.
-    pub candidates: &'a [Candidate],
-    /// Their prices.
-    pub terms: &'a [Terms],
-    /// What some of them hold for another namespace, sorted by target.
-    pub elsewhere: &'a [(Target, u64)],
-    /// Place of the chosen one, and what decided among equals.
-    pub chosen: Option<(usize, TieBranch)>,
-    /// How the route ended.
-    pub outcome: Outcome,
+    /// Who stood for choice, with the loads that were read.
+    pub field: Option<&'a Field>,
+    /// How many of them were priced.
+    pub priced: usize,
+    /// What was chosen; `None` where nobody could be.
+    pub choice: Option<&'a Choice>,
     /// What the request's session had to say.
     pub session: SessionUse,
     /// What shadow policies would have chosen.
     pub shadows: &'a [Shadow],
 }
 
-/// One decision in bytes. Clones share them.
+/// One decision in bytes, and the names that it refers to. Clones share both.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record(Arc<[u8]>);
+pub struct Record {
+    bytes: Arc<[u8]>,
+    names: Names,
+}
 
 /// Why bytes are no record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -138,6 +146,9 @@ pub enum Fault {
     /// Bytes that are no text.
     #[error("no text")]
     Text,
+    /// The facts give the chosen candidate another price than it had.
+    #[error("the facts do not give the price that was recorded")]
+    Price,
     /// Candidates were priced that are not there.
     #[error("{priced} candidates were priced and {found} are recorded")]
     Candidates {
@@ -165,21 +176,24 @@ impl<'a> Draft<'a> {
             block_size,
             images: 0,
             turn: None,
-            candidates: &[],
-            terms: &[],
-            elsewhere: &[],
-            chosen: None,
-            outcome: Outcome::NoTarget,
+            field: None,
+            priced: 0,
+            choice: None,
             session: SessionUse::None,
             shadows: &[],
         }
     }
 
-    /// The record. Two allocations, whatever the number of candidates. Those
-    /// beyond [`MAX_RECORD_BYTES`] are left out, which the reader will notice.
+    /// The record.
     pub fn encode(&self) -> Record {
-        let room = HEAD_BYTES + self.request_id.len() + self.candidates.len() * CANDIDATE_BYTES;
-        let mut out = Writer { out: Vec::with_capacity(room) };
+        self.encode_in(&mut Vec::new())
+    }
+
+    /// The record, written in `room` first: one allocation, whatever the number of
+    /// candidates, when `room` is used again.
+    pub fn encode_in(&self, room: &mut Vec<u8>) -> Record {
+        room.clear();
+        let mut out = Writer { out: room };
         out.out.extend_from_slice(&[0; 4]);
         out.out.push(VERSION);
         out.text(self.request_id);
@@ -193,9 +207,10 @@ impl<'a> Draft<'a> {
         ] {
             out.int(number);
         }
-        let tie = self.chosen.map_or(NOBODY, |(_, tie)| tie.code());
+        let tie = self.choice.map_or(NOBODY, |choice| choice.tie.code());
+        let outcome = self.choice.map_or(Outcome::NoTarget, |choice| choice.outcome);
         let labels =
-            [self.role.code(), u8::from(self.exact_tokens), self.outcome.code(), self.session.code(), tie];
+            [self.role.code(), u8::from(self.exact_tokens), outcome.code(), self.session.code(), tie];
         out.out.extend_from_slice(&labels);
         out.out.extend_from_slice(&self.namespace.0.to_le_bytes());
         out.settings(self.settings);
@@ -203,10 +218,15 @@ impl<'a> Draft<'a> {
         if let Some(turn) = self.turn {
             out.target(turn);
         }
-        if let Some((place, _)) = self.chosen {
-            out.int(place as u64);
+        if let Some(choice) = self.choice {
+            out.int(choice.chosen as u64);
+            out.doubles([choice.cost]);
         }
-        out.candidates(self);
+        out.int(self.priced as u64);
+        out.int(self.field.map_or(0, Field::len) as u64);
+        if let Some(field) = self.field.filter(|field| !field.is_empty()) {
+            out.field(field, self.blocks);
+        }
         out.int(self.shadows.len() as u64);
         for shadow in self.shadows {
             out.out.push(shadow.policy.code());
@@ -216,49 +236,17 @@ impl<'a> Draft<'a> {
         }
         let length = u32::try_from(out.out.len()).unwrap_or(u32::MAX);
         out.out[..4].copy_from_slice(&length.to_le_bytes());
-        Record(out.out.into())
+        let names = self.field.map_or_else(|| Arc::from([]), |field| Arc::clone(field.names()));
+        Record { bytes: Arc::from(&room[..]), names }
     }
 }
 
 /// Appends to a record.
-struct Writer {
-    out: Vec<u8>,
+struct Writer<'a> {
+    out: &'a mut Vec<u8>,
 }
 
-/// The numbers of one candidate: eighteen varints of ten bytes at most, four
-/// doubles, a hash and two bytes.
-struct Scratch {
-    bytes: [u8; 256],
-    length: usize,
-}
-
-impl Scratch {
-    #[inline]
-    fn int(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.byte(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.byte(value as u8);
-    }
-
-    #[inline]
-    fn byte(&mut self, byte: u8) {
-        // 256 bytes hold any candidate; the mask spares the check.
-        self.bytes[self.length & 255] = byte;
-        self.length += 1;
-    }
-
-    #[inline]
-    fn words(&mut self, word: [u8; 8]) {
-        if let Some(place) = self.bytes.get_mut(self.length..self.length + 8) {
-            place.copy_from_slice(&word);
-        }
-        self.length += 8;
-    }
-}
-
-impl Writer {
+impl Writer<'_> {
     fn int(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.out.push(value as u8 | 0x80);
@@ -277,13 +265,15 @@ impl Writer {
         self.int(u64::from(target.rank.0));
     }
 
-    fn doubles(&mut self, numbers: &[f64]) {
-        numbers.iter().for_each(|number| self.out.extend_from_slice(&number.to_le_bytes()));
+    fn doubles<const COUNT: usize>(&mut self, numbers: [f64; COUNT]) {
+        self.out.extend_from_slice(numbers.map(f64::to_le_bytes).as_flattened());
     }
 
     fn optional(&mut self, number: Option<f64>) {
         self.out.push(u8::from(number.is_some()));
-        self.doubles(number.as_slice());
+        if let Some(number) = number {
+            self.doubles([number]);
+        }
     }
 
     /// Policy, overlap × 3 (the last two optional), load × 4, tiers × 3, in-flight
@@ -292,117 +282,141 @@ impl Writer {
     fn settings(&mut self, settings: &Settings) {
         let Settings { policy, overlap, load, tiers, in_flight_credit, overload, .. } = settings;
         self.out.push(policy.code());
-        self.doubles(&[overlap.default]);
+        self.doubles([overlap.default]);
         self.optional(overlap.prefill);
         self.optional(overlap.decode);
-        self.doubles(&[load.queue, load.decode, load.request, load.imbalance]);
-        self.doubles(&[tiers.device, tiers.host, tiers.disk]);
+        self.doubles([load.queue, load.decode, load.request, load.imbalance]);
+        self.doubles([tiers.device, tiers.host, tiers.disk]);
         self.out.push(in_flight_credit.code());
         self.out.push(u8::from(overload.max_queued.is_some()));
         overload.max_queued.iter().for_each(|most| self.int(most.0));
-        self.doubles(&[overload.cold_reserve, settings.image_weight.0]);
+        self.doubles([overload.cold_reserve, settings.image_weight.0]);
         self.out.push(settings.sessions.mode.code());
         self.int(settings.sessions.time_to_live.0);
         self.int(settings.shadows.iter().fold(0, |set, policy| set | 1 << policy.code()));
         self.out.push(settings.decode_demand.mode.code());
-        self.doubles(&[settings.decode_demand.request_weight]);
+        self.doubles([settings.decode_demand.request_weight]);
     }
 
-    fn candidates(&mut self, draft: &Draft<'_>) {
-        self.int(draft.terms.len() as u64);
-        self.int(draft.candidates.len() as u64);
-        let mut scratch = Scratch { bytes: [0; 256], length: 0 };
-        let mut elsewhere = draft.elsewhere.iter().peekable();
-        let mut before = None;
-        for (candidate, terms) in draft.candidates.iter().zip(draft.terms) {
-            if self.out.len() > MAX_RECORD_BYTES {
-                return;
-            }
-            let rejected = elsewhere.next_if(|(target, _)| *target == candidate.target);
-            let rejected = rejected.map_or(0, |(_, blocks)| *blocks);
-            let next = usize::try_from(candidate.hits.total()).ok().and_then(|at| draft.blocks.get(at));
-            scratch.length = 0;
-            scratch.candidate(candidate, terms, rejected, next.copied(), before);
-            before = next.copied();
-            self.target(&candidate.target);
-            self.out.extend_from_slice(scratch.bytes.get(..scratch.length).unwrap_or_default());
+    fn field(&mut self, field: &Field, blocks: &[BlockHash]) {
+        let Field { sights, shapes, loads, .. } = field;
+        let scattered = sights.last().is_some_and(|last| last.place as usize + 1 != sights.len());
+        self.out.push(u8::from(scattered));
+        if scattered {
+            let [span] = Span::of(sights, |sight| [sight.place.into()]);
+            self.column(sights, span, |sight| sight.place.into());
+        }
+        self.int(shapes.len() as u64);
+        shapes.iter().for_each(|shape| self.shape(shape, blocks));
+        let [span] = Span::of(&field.shape_of, |shape| [(*shape).into()]);
+        self.column(&field.shape_of, span, |shape| (*shape).into());
+        let state = |sight: &Sight| (sight.verdict.state.code() | sight.verdict.reason.code() << 4).into();
+        let age = |sight: &Sight| sight.verdict.age.map_or(0, |age| age.0.saturating_add(1));
+        let epoch = |sight: &Sight| sight.verdict.epoch.0;
+        let seq = |sight: &Sight| sight.verdict.seq;
+        let spans = Span::of(sights, |sight| [state(sight), epoch(sight), seq(sight), age(sight)]);
+        self.column(sights, spans[0], state);
+        self.column(sights, spans[1], epoch);
+        self.column(sights, spans[2], seq);
+        self.column(sights, spans[3], age);
+        let numbers = |load: &Load| [load.active_blocks, load.queued.0, load.context.0, load.requests];
+        let spans = Span::of(loads, numbers);
+        self.column(loads, spans[0], |load| load.active_blocks);
+        self.column(loads, spans[1], |load| load.queued.0);
+        self.column(loads, spans[2], |load| load.context.0);
+        self.column(loads, spans[3], |load| load.requests);
+        self.int(field.elsewhere.len() as u64);
+        for (at, blocks) in &field.elsewhere {
+            self.int((*at).into());
+            self.int(*blocks);
+        }
+    }
+
+    fn shape(&mut self, shape: &Shape, blocks: &[BlockHash]) {
+        let Shape { claimed, hits, predicted, evidence, credited, shared_active, images_seen } = *shape;
+        let next = usize::try_from(hits.total()).ok().and_then(|at| blocks.get(at));
+        let flags = evidence.code() | u8::from(credited) << 2 | u8::from(next.is_some()) << 6;
+        self.out.push(flags);
+        for tiers in [claimed, hits] {
+            [tiers.device, tiers.host, tiers.disk].into_iter().for_each(|blocks| self.int(blocks));
+        }
+        [predicted, shared_active, images_seen].into_iter().for_each(|number| self.int(number));
+        if let Some(next) = next {
+            self.out.extend_from_slice(&next.0.to_le_bytes());
+        }
+    }
+
+    fn column<T>(&mut self, values: &[T], span: Span, number: impl Fn(&T) -> u64) {
+        self.out.extend_from_slice(&span.first.to_le_bytes());
+        let cell = |value: &T| number(value) ^ span.first;
+        match span.differs.checked_ilog2().map_or(0, |bit| bit / 8 + 1) {
+            0 => self.out.push(0),
+            1 => self.cells::<T, 1>(values, cell),
+            2 => self.cells::<T, 2>(values, cell),
+            3 | 4 => self.cells::<T, 4>(values, cell),
+            _ => self.cells::<T, 8>(values, cell),
+        }
+    }
+
+    fn cells<T, const WIDTH: usize>(&mut self, values: &[T], number: impl Fn(&T) -> u64) {
+        self.out.push(WIDTH as u8);
+        let start = self.out.len();
+        self.out.resize(start + values.len() * WIDTH, 0);
+        let (cells, _) = self.out[start..].as_chunks_mut::<WIDTH>();
+        for (cell, value) in cells.iter_mut().zip(values) {
+            cell.copy_from_slice(&number(value).to_le_bytes()[..WIDTH]);
         }
     }
 }
 
-impl Scratch {
-    #[inline]
-    fn candidate(
-        &mut self,
-        candidate: &Candidate,
-        terms: &Terms,
-        elsewhere: u64,
-        next: Option<BlockHash>,
-        before: Option<BlockHash>,
-    ) {
-        let Candidate { claimed, hits, load, trust, .. } = candidate;
-        let repeats = next.is_some() && next == before;
-        let rejection = terms.rejection.map_or(0, |rejection| rejection.code() + 1);
-        let flags = candidate.evidence.code()
-            | u8::from(trust.credited) << 2
-            | u8::from(trust.age.is_some()) << 3
-            | rejection << 4
-            | u8::from(next.is_some()) << 6
-            | u8::from(repeats) << 7;
-        self.byte(flags);
-        self.byte(trust.state.code() | trust.reason.code() << 4);
-        for number in [
-            claimed.device,
-            claimed.host,
-            claimed.disk,
-            hits.device,
-            hits.host,
-            hits.disk,
-            candidate.predicted,
-            load.active_blocks,
-            load.queued.0,
-            load.context.0,
-            load.requests,
-            candidate.shared_active,
-            candidate.images_seen,
-            elsewhere,
-            trust.epoch.0,
-            trust.seq,
-        ] {
-            self.int(number);
+/// What a column's numbers have in common.
+#[derive(Clone, Copy)]
+struct Span {
+    first: u64,
+    /// The bits in which any other differs from it.
+    differs: u64,
+}
+
+impl Span {
+    /// Of all numbers of `values` in one go.
+    fn of<T, const COUNT: usize>(values: &[T], numbers: impl Fn(&T) -> [u64; COUNT]) -> [Self; COUNT] {
+        let first = values.first().map_or([0; COUNT], &numbers);
+        let mut spans = first.map(|first| Self { first, differs: 0 });
+        for value in values {
+            for (span, number) in spans.iter_mut().zip(numbers(value)) {
+                span.differs |= number ^ span.first;
+            }
         }
-        if let Some(age) = trust.age {
-            self.int(age.0);
-        }
-        for number in [terms.cost, terms.uncached, terms.load, terms.images] {
-            self.words(number.to_le_bytes());
-        }
-        if let Some(next) = next.filter(|_| !repeats) {
-            self.words(next.0.to_le_bytes());
-        }
+        spans
     }
 }
 
 impl Record {
-    /// Takes bytes for a record; whether they are one shows when it is read.
-    pub fn from_bytes(bytes: &[u8]) -> Self {
-        Self(bytes.into())
+    /// Takes bytes for a record of candidates among `names`; whether they are one
+    /// shows when it is read.
+    pub fn from_parts(bytes: &[u8], names: Names) -> Self {
+        Self { bytes: bytes.into(), names }
     }
 
     /// Its bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
+    }
+
+    /// The names that it refers to.
+    pub const fn names(&self) -> &Names {
+        &self.names
     }
 
     /// The request's id, without reading the rest.
     pub fn request_id(&self) -> &str {
-        let mut reader = Reader { bytes: &self.0, at: 5, field: "request_id" };
+        let mut reader = Reader { bytes: &self.bytes, at: 5, field: "request_id" };
         reader.text().unwrap_or_default()
     }
 
     /// The receipt, as yet without a result.
     pub fn decode(&self) -> Result<Receipt, RecordError> {
-        Reader { bytes: &self.0, at: 0, field: "length" }.receipt()
+        Reader { bytes: &self.bytes, at: 0, field: "length" }.receipt(&self.names)
     }
 }
 
@@ -504,7 +518,7 @@ impl<'a> Reader<'a> {
         self
     }
 
-    fn receipt(mut self) -> Read<Receipt> {
+    fn receipt(mut self, names: &[Target]) -> Read<Receipt> {
         let length = u32::from_le_bytes(self.array()?);
         if usize::try_from(length) != Ok(self.bytes.len()) {
             return self.wrong(Fault::Length);
@@ -532,20 +546,20 @@ impl<'a> Reader<'a> {
         let settings = self.next("settings").settings()?;
         let turn = self.next("turn").optional(Self::target)?;
         self.next("chosen");
-        let place = tie.map(|_| self.int()).transpose()?;
-        let candidates = self.next("candidates").candidates()?;
+        let place = tie.map(|_| Ok((self.int()?, self.double()?))).transpose()?;
+        let size = BlockSize::new(block_size).unwrap_or(ONE);
+        let task = Task { role, prompt: prompt_tokens, blocks: prompt_blocks, size, images };
+        // A session that is followed takes nobody's turn.
+        let counted = turn.as_ref().filter(|_| tie != Some(TieBranch::Session));
+        let candidates = self.next("candidates").candidates(names, &settings, &task, counted)?;
         let shadows = self.next("shadows").shadows()?;
         if self.next("length").at != self.bytes.len() {
             return self.wrong(Fault::Length);
         }
-        let mut predicted_hit_tokens = Tokens(0);
-        let mut chosen = None;
-        if let (Some(place), Some(tie)) = (place, tie) {
-            let found = usize::try_from(place).ok().and_then(|place| candidates.get(place));
-            let Some(found) = found else { return self.next("chosen").wrong(Fault::Number) };
-            predicted_hit_tokens = Tokens(found.hits.total().saturating_mul(u64::from(block_size)));
-            chosen = Some(ChosenRecord { target: found.target.clone(), tie });
-        }
+        let found = place.map(|place| self.next("chosen").priced(place, &candidates)).transpose()?;
+        let hits = found.map_or(0, |found| found.hits.total());
+        let predicted_hit_tokens = Tokens(hits.saturating_mul(u64::from(block_size)));
+        let chosen = found.zip(tie).map(|(found, tie)| ChosenRecord { target: found.target.clone(), tie });
         let mut receipt = Receipt {
             schema_version: SCHEMA_VERSION,
             request_id,
@@ -572,6 +586,22 @@ impl<'a> Reader<'a> {
         };
         super::dominance::mark(&mut receipt.candidates);
         Ok(receipt)
+    }
+
+    /// The candidate at a place, if it has that price.
+    fn priced<'c>(
+        &mut self,
+        (place, cost): (u64, f64),
+        candidates: &'c [CandidateRecord],
+    ) -> Read<&'c CandidateRecord> {
+        let found = usize::try_from(place).ok().and_then(|place| candidates.get(place));
+        match found {
+            None => self.wrong(Fault::Number),
+            Some(found) if found.terms.cost.to_bits() != cost.to_bits() => {
+                self.next("candidates.terms").wrong(Fault::Price)
+            }
+            Some(found) => Ok(found),
+        }
     }
 
     fn settings(&mut self) -> Read<Settings> {
@@ -605,75 +635,120 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn candidates(&mut self) -> Read<Vec<CandidateRecord>> {
+    fn candidates(
+        &mut self,
+        names: &[Target],
+        settings: &Settings,
+        task: &Task,
+        turn: Option<&Target>,
+    ) -> Read<Vec<CandidateRecord>> {
         let (priced, found) = (self.int()?, self.int()?);
         if priced != found {
             return self.wrong(Fault::Candidates { priced, found });
         }
-        let mut all: Vec<CandidateRecord> = Vec::new();
-        for _ in 0..found {
-            let before = all.last().and_then(|last| last.next_block);
-            all.push(self.candidate(before)?);
+        let count = self.fitting(found, names.len())?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let (rows, next_blocks) = self.rows(names, count)?;
+        let terms = price::terms(settings, task, &rows[..], turn);
+        let parts = rows.into_iter().zip(next_blocks).zip(terms);
+        let mut all: Vec<_> = parts.map(|((row, next), terms)| record(row, next, terms)).collect();
+        let others = self.next("candidates.rejected_other_namespace").int()?;
+        for _ in 0..self.fitting(others, count)? {
+            let (at, blocks) = (self.int()?, self.int()?);
+            let candidate = usize::try_from(at).ok().and_then(|at| all.get_mut(at));
+            let Some(candidate) = candidate else { return self.wrong(Fault::Number) };
+            candidate.rejected_other_namespace = blocks;
         }
         Ok(all)
     }
 
-    fn candidate(&mut self, before: Option<BlockHash>) -> Read<CandidateRecord> {
-        let target = self.next("candidates.target").target()?;
-        let flags = self.next("candidates.evidence").byte()?;
-        let evidence = self.of_code(flags & 3)?;
-        let rejection = match self.next("candidates.terms.rejection").field_of(flags) {
-            0 => None,
-            code => Some(self.of_code(code - 1)?),
+    /// The facts of `count` candidates, and the block that each would hit next.
+    fn rows(&mut self, names: &[Target], count: usize) -> Read<(Vec<Candidate>, Vec<Option<BlockHash>>)> {
+        let places = match self.next("candidates.target").flag()? {
+            true => self.column(count)?,
+            false => (0..count as u64).collect(),
         };
-        let verdict = self.next("candidates.trust").byte()?;
-        let (state, reason) = (self.of_code(verdict & 15)?, self.of_code(verdict >> 4)?);
+        let mut shapes = Vec::new();
+        let differing = self.next("candidates.hits").int()?;
+        for _ in 0..self.fitting(differing, names.len())? {
+            shapes.push(self.shape()?);
+        }
+        let shape_of = self.column(count)?;
+        let states = self.next("candidates.trust").column(count)?;
+        let [epochs, seqs, ages] = [self.column(count)?, self.column(count)?, self.column(count)?];
+        self.next("candidates.load");
+        let [active, queued] = [self.column(count)?, self.column(count)?];
+        let [context, requests] = [self.column(count)?, self.column(count)?];
+        let (mut rows, mut next_blocks) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for (at, place) in places.into_iter().enumerate() {
+            let name = usize::try_from(place).ok().and_then(|place| names.get(place));
+            let Some(target) = name else { return self.next("candidates.target").wrong(Fault::Number) };
+            let shape = usize::try_from(shape_of[at]).ok().and_then(|shape| shapes.get(shape));
+            let Some((shape, next)) = shape else { return self.next("candidates.hits").wrong(Fault::Number) };
+            let (state, reason) = self.next("candidates.trust").verdict(states[at])?;
+            let Shape { claimed, hits, predicted, evidence, credited, shared_active, images_seen } = *shape;
+            let age = ages[at].checked_sub(1).map(Millis);
+            rows.push(Candidate {
+                target: target.clone(),
+                claimed,
+                hits,
+                predicted,
+                evidence,
+                trust: Verdict { state, reason, credited, epoch: Epoch(epochs[at]), seq: seqs[at], age },
+                load: Load {
+                    active_blocks: active[at],
+                    queued: Tokens(queued[at]),
+                    context: Tokens(context[at]),
+                    requests: requests[at],
+                },
+                shared_active,
+                images_seen,
+                demand: Demand::default(),
+            });
+            next_blocks.push(*next);
+        }
+        Ok((rows, next_blocks))
+    }
+
+    fn shape(&mut self) -> Read<(Shape, Option<BlockHash>)> {
+        let flags = self.next("candidates.evidence").byte()?;
+        let (evidence, credited) = (self.of_code(flags & 3)?, flags & 4 != 0);
         let claimed = self.next("candidates.claimed").tiers()?;
         let hits = self.next("candidates.hits").tiers()?;
         let predicted = self.next("candidates.predicted").int()?;
-        self.next("candidates.load");
-        let load = Load {
-            active_blocks: self.int()?,
-            queued: Tokens(self.int()?),
-            context: Tokens(self.int()?),
-            requests: self.int()?,
-        };
         let shared_active = self.next("candidates.shared_active").int()?;
         let images_seen = self.next("candidates.images_seen").int()?;
-        let rejected_other_namespace = self.next("candidates.rejected_other_namespace").int()?;
-        self.next("candidates.trust");
-        let (epoch, seq) = (Epoch(self.int()?), self.int()?);
-        let age = if flags & 8 != 0 { Some(Millis(self.int()?)) } else { None };
-        self.next("candidates.terms");
-        let (cost, uncached) = (self.double()?, self.double()?);
-        let terms = Terms { cost, uncached, load: self.double()?, images: self.double()?, rejection };
         self.next("candidates.next_block");
-        let next_block = match (flags & 64 != 0, flags & 128 != 0) {
-            (false, _) => None,
-            (true, true) => before,
-            (true, false) => Some(BlockHash(u64::from_le_bytes(self.array()?))),
-        };
-        let trust = Verdict { state, reason, credited: flags & 4 != 0, epoch, seq, age };
-        Ok(CandidateRecord {
-            target,
-            claimed,
-            hits,
-            predicted,
-            evidence,
-            rejected_other_namespace,
-            next_block,
-            load,
-            shared_active,
-            images_seen,
-            trust,
-            terms,
-            dominated_by: None,
-        })
+        let next = if flags & 64 != 0 { Some(BlockHash(u64::from_le_bytes(self.array()?))) } else { None };
+        Ok((Shape { claimed, hits, predicted, evidence, credited, shared_active, images_seen }, next))
     }
 
-    /// The rejection in a candidate's flags.
-    const fn field_of(&self, flags: u8) -> u8 {
-        flags >> 4 & 3
+    fn verdict(&self, code: u64) -> Read<(State, Reason)> {
+        let Ok(code) = u8::try_from(code) else { return self.wrong(Fault::Number) };
+        Ok((self.of_code(code & 15)?, self.of_code(code >> 4)?))
+    }
+
+    /// `count`, if there can be so many.
+    fn fitting(&self, count: u64, most: usize) -> Read<usize> {
+        let fitting = usize::try_from(count).ok().filter(|count| *count <= most);
+        fitting.map_or_else(|| self.wrong(Fault::Number), Ok)
+    }
+
+    fn column(&mut self, count: usize) -> Read<Vec<u64>> {
+        let first = u64::from_le_bytes(self.array()?);
+        let width = match self.byte()? {
+            width @ (0 | 1 | 2 | 4 | 8) => usize::from(width),
+            other => return self.wrong(Fault::Unknown(other)),
+        };
+        let cells = self.take(count * width)?;
+        let number = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes[..width].copy_from_slice(&cells[at * width..][..width]);
+            u64::from_le_bytes(bytes) ^ first
+        };
+        Ok((0..count).map(number).collect())
     }
 
     fn tiers(&mut self) -> Read<TierHits> {
@@ -689,5 +764,26 @@ impl<'a> Reader<'a> {
             all.push(Shadow { policy, target, regret_blocks });
         }
         Ok(all)
+    }
+}
+
+/// For records of requests that nothing is known of.
+const ONE: BlockSize = BlockSize::new(1).expect("one is not zero");
+
+fn record(facts: Candidate, next_block: Option<BlockHash>, terms: Terms) -> CandidateRecord {
+    CandidateRecord {
+        target: facts.target,
+        claimed: facts.claimed,
+        hits: facts.hits,
+        predicted: facts.predicted,
+        evidence: facts.evidence,
+        rejected_other_namespace: 0,
+        next_block,
+        load: facts.load,
+        shared_active: facts.shared_active,
+        images_seen: facts.images_seen,
+        trust: facts.trust,
+        terms,
+        dominated_by: None,
     }
 }

@@ -1,17 +1,19 @@
 //! The latest records: filed when decided, completed when answered.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::{Receipt, Record, ResultRecord};
 
 /// Most memory that a ring of receipts takes: with 2,000 candidates each, the
-/// latest 300 receipts.
+/// latest 1,500 receipts.
 const MAX_RING_BYTES: usize = 64 << 20;
 
 /// The latest records, and what became of them. The oldest goes first.
 #[derive(Debug)]
 pub struct Ring {
-    entries: VecDeque<Entry>,
+    /// Each with the memory that it takes.
+    entries: VecDeque<(Entry, usize)>,
     capacity: usize,
     bytes: usize,
     /// Number of the oldest entry held.
@@ -53,11 +55,16 @@ impl Ring {
 
     /// Files a record; the oldest makes room.
     pub fn file(&mut self, record: Record, result: Option<ResultRecord>) -> ReceiptNumber {
+        // Names are shared by all records between two changes of the fleet.
+        let shared =
+            self.entries.back().is_some_and(|(last, _)| Arc::ptr_eq(last.record.names(), record.names()));
+        let names = if shared { 0 } else { size_of_val(&**record.names()) };
         let entry = Entry { record, result };
-        self.bytes += entry.bytes();
-        self.entries.push_back(entry);
+        let bytes = entry.bytes() + names;
+        self.bytes += bytes;
+        self.entries.push_back((entry, bytes));
         while self.entries.len() > self.capacity || (self.bytes > MAX_RING_BYTES && self.entries.len() > 1) {
-            self.bytes -= self.entries.pop_front().map_or(0, |oldest| oldest.bytes());
+            self.bytes -= self.entries.pop_front().map_or(0, |(_, bytes)| bytes);
             self.first += 1;
         }
         ReceiptNumber(self.first + self.entries.len() as u64 - 1)
@@ -66,7 +73,7 @@ impl Ring {
     /// Joins what became of it. A receipt that left the ring is not missed.
     pub fn join(&mut self, number: ReceiptNumber, result: ResultRecord) {
         let position = number.0.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
-        if let Some(entry) = position.and_then(|at| self.entries.get_mut(at)) {
+        if let Some((entry, _)) = position.and_then(|at| self.entries.get_mut(at)) {
             entry.result = Some(result);
         }
     }
@@ -74,7 +81,8 @@ impl Ring {
     /// The newest `limit` entries that `wanted` accepts, newest first, as they
     /// are now: a result that is joined later does not show in them.
     pub fn latest(&self, limit: usize, wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
-        self.entries.iter().rev().filter(|entry| wanted(entry)).take(limit).cloned().collect()
+        let newest = self.entries.iter().rev().map(|(entry, _)| entry);
+        newest.filter(|entry| wanted(entry)).take(limit).cloned().collect()
     }
 
     /// Receipts ever filed.

@@ -8,11 +8,13 @@ use super::record::Fault;
 use super::*;
 use crate::ids::{Epoch, WorkerId};
 use crate::policy::decode_demand::Demand;
+use crate::policy::field::Field;
 use crate::policy::images::ImageKey;
+use crate::policy::price::Prices;
 use crate::policy::shadow::{self, PolicySet};
+use crate::policy::tie::Ties;
 use crate::policy::{
-    Candidate, ImageWeight, NoChoice, OverlapWeights, Overload, PickRequest, PolicyKind, decide,
-    follow_session,
+    Candidate, ImageWeight, OverlapWeights, Overload, PickRequest, PolicyKind, choose, follow,
 };
 use crate::replay::contender::Contender;
 use crate::replay::recorded::{self, Weights};
@@ -107,8 +109,13 @@ impl World {
         }
     }
 
-    /// The record of the decision; `change` may break the draft.
-    fn record(&self, change: impl FnOnce(&mut Draft<'_>)) -> Record {
+    /// The record of the decision.
+    fn record(&self) -> Record {
+        self.record_of(self.candidates.len())
+    }
+
+    /// The record of the decision with its first `kept` candidates alone.
+    fn record_of(&self, kept: usize) -> Record {
         let request = PickRequest {
             id: "r-1",
             role: self.role,
@@ -119,18 +126,22 @@ impl World {
             session: None,
             choices: 1,
         };
-        let followed =
-            self.bound.map(|bound| follow_session(&self.settings, &request, &self.candidates, bound));
-        let decision = match followed {
-            Some(Ok(decision)) => Ok(decision),
-            _ => decide(&self.settings, &request, &self.candidates, self.turn.as_ref()),
-        };
-        let shadows = decision.as_ref().map_or(Vec::new(), |decision| {
-            shadow::evaluate(&self.settings, &request, &self.candidates, decision, self.turn.as_ref())
+        let mut field = Field::from(&self.candidates[..]);
+        for at in (1..self.candidates.len()).step_by(2) {
+            field.elsewhere.push((at as u32, 12));
+        }
+        let mut prices = Prices::default();
+        let followed = self.bound.and_then(|bound| {
+            follow(&self.settings, &request, &self.candidates[..], bound, &mut prices).ok()
         });
-        let elsewhere: Vec<_> =
-            self.candidates.iter().skip(1).step_by(2).map(|one| (one.target.clone(), 12)).collect();
-        let mut draft = Draft {
+        let turn = self.turn.as_ref();
+        let choice =
+            followed.or_else(|| choose(&self.settings, &request, &field, turn, Ties::default(), &mut prices));
+        let shadows = choice.map_or(Vec::new(), |choice| {
+            shadow::evaluate(&self.settings, &request, &field, choice.chosen, turn)
+        });
+        let kept = if kept < self.candidates.len() { &Field::from(&self.candidates[..kept]) } else { &field };
+        let draft = Draft {
             time_unix_ms: 1_795_970_308_644,
             attempt: 1,
             role: self.role,
@@ -139,29 +150,20 @@ impl World {
             exact_tokens: true,
             blocks: &self.blocks,
             images: self.images.len() as u64,
-            turn: self.turn.as_ref(),
-            candidates: &self.candidates,
-            elsewhere: &elsewhere,
+            turn,
+            field: Some(kept),
+            priced: self.candidates.len(),
+            choice: choice.as_ref(),
             shadows: &shadows,
             ..Draft::undecided("r-1", &self.settings, 16)
         };
-        match &decision {
-            Ok(decision) => {
-                draft.terms = &decision.terms;
-                draft.chosen = Some((decision.chosen, decision.tie));
-                draft.outcome = decision.outcome;
-            }
-            Err(NoChoice::Overloaded(terms)) => draft.terms = terms,
-            Err(NoChoice::Empty) => {}
-        }
-        change(&mut draft);
         draft.encode()
     }
 }
 
 fn receipt(seed: u64) -> Receipt {
     let mut dice = Dice(seed);
-    let mut receipt = World::new(&mut dice).record(|_| ()).decode().expect("ours");
+    let mut receipt = World::new(&mut dice).record().decode().expect("ours");
     receipt.result = match dice.roll(3) {
         0 => None,
         1 => Some(ResultRecord { status: 200, first_byte_ms: Some(31), ..ResultRecord::default() }),
@@ -204,10 +206,10 @@ fn records_lines_and_decisions_are_there_and_back() {
 #[test]
 fn a_record_that_is_cut_or_changed_is_no_receipt() {
     let world = (0..).map(|seed| World::new(&mut Dice(seed))).find(|world| world.candidates.len() > 3);
-    let record = world.as_ref().expect("some have").record(|_| ());
+    let record = world.as_ref().expect("some have").record();
     assert_eq!(record.request_id(), "r-1");
     let bytes = record.as_bytes();
-    let decode = |bytes: &[u8]| Record::from_bytes(bytes).decode();
+    let decode = |bytes: &[u8]| Record::from_parts(bytes, record.names().clone()).decode();
     for end in 0..bytes.len() {
         assert!(decode(&bytes[..end]).is_err(), "cut at {end}");
         // With the length that fits, so that it is not the length that tells.
@@ -227,6 +229,63 @@ fn a_record_that_is_cut_or_changed_is_no_receipt() {
     assert_eq!(faults(&|bytes| bytes[6] = 0xff), Err(("request_id", Fault::Text)));
     let role = bytes.len() - record_tail(&record);
     assert_eq!(faults(&|bytes| bytes[role] = 77), Err(("role", Fault::Unknown(77))));
+}
+
+/// The mutant decided by other weights than those that it wrote down.
+#[test]
+fn a_record_whose_facts_give_another_price_is_rejected() {
+    let priced = |world: &World| {
+        world.settings.policy == PolicyKind::CachePlusLoad
+            && world.role == Role::Mixed
+            && world.settings.overlap.default == 1.0
+            && world.record().decode().is_ok_and(|receipt| receipt.chosen.is_some())
+    };
+    let world = (0..).map(|seed| World::new(&mut Dice(seed))).find(priced).expect("some are");
+    let record = world.record();
+    let mut bytes = record.as_bytes().to_vec();
+    // Behind role, exact tokens, outcome, session, tie, the namespace and the policy.
+    let weight = bytes.len() - record_tail(&record) + 5 + 16 + 1;
+    assert_eq!(bytes[weight..weight + 8], 1.0f64.to_le_bytes(), "the rule");
+    bytes[weight..weight + 8].copy_from_slice(&3.0f64.to_le_bytes());
+    let changed = Record::from_parts(&bytes, record.names().clone());
+    let error = changed.decode().expect_err("the mutant was not noticed");
+    assert_eq!((error.field, error.fault), ("candidates.terms", Fault::Price));
+}
+
+/// Candidates that are not all of the lineup, and many of them: places are
+/// written down, and every width of a column is read back.
+#[test]
+fn columns_of_every_width_are_there_and_back() {
+    let mut dice = Dice(5);
+    for bits in [0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63] {
+        let mut rows: Vec<Candidate> = (0..9).map(|number| World::candidate(&mut dice, number, 4)).collect();
+        for (place, row) in rows.iter_mut().enumerate() {
+            let number = if place % 2 == 0 { 0 } else { 1u64 << bits };
+            row.load.queued = Tokens(number);
+            row.load.requests = number / 3;
+            row.trust.seq = u64::MAX - number;
+        }
+        let whole = Field::from(&rows[..]);
+        let mut some = Field::default();
+        some.begin(whole.lineup());
+        let kept: Vec<Candidate> = rows.iter().skip(1).step_by(3).cloned().collect();
+        for (row, place) in kept.iter().zip((1..).step_by(3)) {
+            some.push(place, 0, row.trust);
+            some.shape_of.push(place);
+            some.loads.push(row.load);
+        }
+        some.shapes = whole.shapes.clone();
+        for (field, rows) in [(&whole, &rows), (&some, &kept)] {
+            let settings = Settings::default();
+            let draft =
+                Draft { field: Some(field), priced: rows.len(), ..Draft::undecided("r", &settings, 16) };
+            let receipt = draft.encode().decode().expect("ours");
+            let facts = |row: &Candidate| (row.target.clone(), row.hits, row.load, row.trust);
+            let read =
+                receipt.candidates.iter().map(|one| (one.target.clone(), one.hits, one.load, one.trust));
+            assert!(read.eq(rows.iter().map(facts)), "{bits} bits");
+        }
+    }
 }
 
 /// Bytes from the role on.
@@ -249,8 +308,8 @@ fn a_record_with_candidates_dropped_is_rejected() {
     let world = (0..).map(|seed| World::new(&mut Dice(seed))).find(|world| world.candidates.len() > 3);
     let world = world.expect("some have");
     let all = world.candidates.len() as u64;
-    assert!(world.record(|_| ()).decode().is_ok(), "the rule");
-    let dropped = world.record(|draft| draft.candidates = &draft.candidates[..1]);
+    assert!(world.record().decode().is_ok(), "the rule");
+    let dropped = world.record_of(1);
     let error = dropped.decode().expect_err("the mutant was not noticed");
     assert_eq!((error.field, error.fault), ("candidates", Fault::Candidates { priced: all, found: 1 }));
 }
@@ -493,7 +552,7 @@ fn numbers_that_json_cannot_hold_are_written_as_the_largest_it_can() {
     let world = (0..).map(|seed| World::new(&mut Dice(seed))).find(|world| world.candidates.len() > 1);
     let mut world = world.expect("some have");
     world.candidates[0].trust.seq = u64::MAX;
-    let receipt = world.record(|_| ()).decode().expect("ours");
+    let receipt = world.record().decode().expect("ours");
     assert_eq!(receipt.candidates[0].trust.seq, u64::MAX, "the record is exact");
     let line = Head::default().receipt(&receipt);
     let read = Follower::default().line(&line, 1).expect("readable");

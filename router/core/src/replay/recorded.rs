@@ -180,7 +180,7 @@ pub fn repeat(sequence: u64, receipt: &Receipt) -> Result<(), Difference> {
     let shadows = match &found {
         Ok(decision) => {
             let turn = receipt.turn.as_ref();
-            shadow::evaluate(&receipt.settings, &request, &facts.candidates, decision, turn)
+            shadow::evaluate(&receipt.settings, &request, &facts.candidates[..], decision.chosen, turn)
         }
         Err(_) => Vec::new(),
     };

@@ -1,0 +1,197 @@
+//! From views to candidates: what the index, trust and routing history are worth
+//! for one request.
+//!
+//! It stands between [`crate::index`], which policies must not know, and
+//! [`crate::policy`], and decides nothing: hits are cut to what an engine can skip,
+//! and credited as trust has it.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::blocks::{BlockHash, NamespaceId};
+use crate::ids::{Role, Slot};
+use crate::index::Holdings;
+use crate::policy::Evidence;
+use crate::policy::field::{Claim, Field};
+use crate::policy::history::History;
+use crate::policy::hits;
+use crate::policy::lineup::Lineup;
+use crate::reconcile::Share;
+use crate::trust::Freshness;
+use crate::units::{BlockSize, Tick, TierHits, Tokens};
+
+/// Claims that are remembered to find the same ones.
+const ALIKE: usize = 16;
+
+/// One prompt of a request, and who holds how much of it.
+#[derive(Clone, Debug)]
+pub struct Lookup<'a> {
+    /// Its length.
+    pub tokens: Tokens,
+    /// Its full blocks.
+    pub blocks: &'a [BlockHash],
+    /// What targets hold of them.
+    pub held: &'a Holdings,
+}
+
+/// What picks work in, to use again: one allocates nothing for its candidates.
+#[derive(Debug, Default)]
+#[allow(clippy::vec_box, reason = "what is handed to and fro is a pointer, not 300 bytes")]
+pub struct Scratches(Mutex<Vec<Box<Scratch>>>);
+
+/// What one pick works in.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// What targets hold of its prompts.
+    pub held: Vec<Holdings>,
+    /// Its candidates.
+    pub field: Field,
+    /// Its record, while it is being written.
+    pub record: Vec<u8>,
+}
+
+/// Most of them that are kept: more picks than this are never under way at once.
+const MAX_SCRATCHES: usize = 64;
+
+impl Scratches {
+    /// One that nobody uses.
+    pub fn take(&self) -> Box<Scratch> {
+        self.0.lock().pop().unwrap_or_default()
+    }
+
+    /// Keeps one for others.
+    pub fn give_back(&self, scratch: Box<Scratch>) {
+        let mut kept = self.0.lock();
+        if kept.len() < MAX_SCRATCHES {
+            kept.push(scratch);
+        }
+    }
+}
+
+impl Scratch {
+    /// Room for what targets hold of `prompts` prompts.
+    pub fn held(&mut self, prompts: usize) -> &mut [Holdings] {
+        if self.held.len() < prompts {
+            self.held.resize_with(prompts, Holdings::default);
+        }
+        &mut self.held[..prompts]
+    }
+}
+
+/// What views are asked.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// When.
+    pub now: Tick,
+    /// What targets are wanted for.
+    pub role: Role,
+    /// How long trust lasts.
+    pub freshness: Freshness,
+    /// Tokens per block.
+    pub size: BlockSize,
+    /// What may share the request's blocks.
+    pub namespace: NamespaceId,
+    /// Its prompts. Engines skip a prefix of each, so each has its own limit.
+    pub prompts: &'a [Lookup<'a>],
+    /// What targets hold of the first prompt for another namespace.
+    pub others: &'a Holdings,
+    /// The engine will not read its cache for it.
+    pub bypasses_cache: bool,
+    /// Stands in for views without credit; `None` where it must not.
+    pub history: Option<&'a Mutex<History>>,
+}
+
+/// Makes `field` the candidates among `lineup` that are open for the role and
+/// that `admits` takes, by place.
+pub fn gather(
+    question: &Question<'_>,
+    lineup: &Arc<Lineup>,
+    admits: impl Fn(usize) -> bool,
+    field: &mut Field,
+) {
+    field.begin(lineup);
+    let Question { now, role, freshness, others, .. } = *question;
+    let has_others = !others.is_empty();
+    // Most targets hold as much as some other: they make the same claim.
+    let mut made = [((TierHits::default(), false, Share::ALL), u32::MAX); ALIKE];
+    let mut last = made[0];
+    for (place, entrant) in lineup.entrants().iter().enumerate() {
+        if !entrant.standing.takes(role) || !admits(place) {
+            continue;
+        }
+        let (trust, paired) = entrant.trust.read(now, freshness);
+        // Not the verdict itself: one that has an address is written down twice.
+        let (credited, may_guess) = (trust.credited, trust.leaves_room_for_history());
+        let share = entrant.trust.credit();
+        let claim = || question.claim(entrant.slot, Worth { credited, may_guess, paired, share });
+        let claim = match question.prompts {
+            [one] if credited => {
+                let held = one.held.of(entrant.slot);
+                let key = (held, paired, share);
+                if last.0 != key || last.1 == u32::MAX {
+                    let like = &mut made[(held.total() ^ held.total() >> 4) as usize % ALIKE];
+                    if like.0 != key || like.1 == u32::MAX {
+                        *like = (key, field.claim(claim()));
+                    }
+                    last = *like;
+                }
+                last.1
+            }
+            _ => field.claim(claim()),
+        };
+        field.push(place as u32, claim, trust);
+        if has_others {
+            let (elsewhere, own) = (others.of(entrant.slot).total(), question.claimed(entrant.slot).total());
+            if elsewhere > own {
+                field.held_elsewhere(elsewhere);
+            }
+        }
+    }
+}
+
+/// What a view is worth for a claim.
+#[derive(Clone, Copy)]
+struct Worth {
+    credited: bool,
+    /// Whether routing history may stand in for it.
+    may_guess: bool,
+    /// Whether the engine's tokens come as pairs.
+    paired: bool,
+    /// How much of its hits counts.
+    share: Share,
+}
+
+impl Question<'_> {
+    /// What the view of `slot` claims of all prompts.
+    fn claimed(&self, slot: Slot) -> TierHits {
+        self.prompts.iter().map(|one| one.held.of(slot)).fold(TierHits::default(), added)
+    }
+
+    #[inline(never)]
+    fn claim(&self, slot: Slot, worth: Worth) -> Claim {
+        let Worth { credited, may_guess, paired, share } = worth;
+        let usable = |of: &dyn Fn(&Lookup<'_>) -> TierHits| {
+            let each = self.prompts.iter().map(|one| hits::usable(of(one), one.tokens, self.size, paired));
+            if self.bypasses_cache { TierHits::default() } else { each.fold(TierHits::default(), added) }
+        };
+        let (hits, evidence) = match self.history {
+            _ if credited => (share.of(usable(&|one| one.held.of(slot))), Evidence::View),
+            Some(history) if may_guess => {
+                let history = history.lock();
+                let sent = |one: &Lookup<'_>| history.hits(self.now, slot, self.namespace, one.blocks);
+                let hits = usable(&|one| TierHits { device: sent(one), ..TierHits::default() });
+                (hits, Evidence::History)
+            }
+            _ => (TierHits::default(), Evidence::Nothing),
+        };
+        let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
+        let limit = self.prompts.iter().map(|one| hits::limit(one.tokens, self.size, paired)).sum();
+        let usable = if self.bypasses_cache { 0 } else { limit };
+        Claim { claimed: self.claimed(slot), hits, usable, evidence, credited }
+    }
+}
+
+fn added(one: TierHits, other: TierHits) -> TierHits {
+    TierHits { device: one.device + other.device, host: one.host + other.host, disk: one.disk + other.disk }
+}
