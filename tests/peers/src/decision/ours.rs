@@ -1,18 +1,21 @@
 //! Our decision, put together as the router's `route` does.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::Instant;
 
 use kvrouter_core::blocks::BlockHash;
 use kvrouter_core::events::envelope::Status;
+use kvrouter_core::gather::{Lookup, Question, Scratch, Scratches, gather};
 use kvrouter_core::ids::{Epoch, Role, Slot, Target, WorkerId};
 use kvrouter_core::index::{Holdings, Index};
-use kvrouter_core::policy::leases::{Account, Lease, Ledger, Prospect};
-use kvrouter_core::policy::{Evidence, PickRequest, Settings, hits};
-use kvrouter_core::receipts::{Receipt, Ring};
+use kvrouter_core::policy::leases::{Lease, Ledger};
+use kvrouter_core::policy::lineup::{Entrant, Lineup, Standing};
+use kvrouter_core::policy::{PickRequest, Settings, shadow};
+use kvrouter_core::receipts::{Draft, Ring};
 use kvrouter_core::trust::{Freshness, SharedTrust};
 use kvrouter_core::units::{BlockSize, Tick, Tokens};
+use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
 use super::writer::{Takes, Writers};
@@ -22,6 +25,9 @@ use crate::shapes::{EVENT, Held};
 /// Receipts that are kept, as the router's default.
 const RECEIPTS: usize = 1000;
 
+/// When the engines were started, in milliseconds since 1970.
+const EPOCH: u64 = 1_795_970_300_559;
+
 pub(super) struct Ours {
     world: Arc<World>,
     runtime: Runtime,
@@ -29,45 +35,51 @@ pub(super) struct Ours {
 
 struct World {
     index: Index,
-    seats: Vec<Seat>,
+    lineup: Arc<Lineup>,
+    /// By slot.
+    trusts: Vec<Arc<SharedTrust>>,
+    /// Events taken.
+    heard: AtomicU64,
     ledger: Ledger,
+    scratches: Scratches,
     receipts: Mutex<Ring>,
     prompts: Vec<Vec<u32>>,
     known: Vec<Arc<[BlockHash]>>,
     issued: AtomicUsize,
 }
 
-struct Seat {
-    target: Target,
-    slot: Slot,
-    account: Arc<Account>,
-    trust: SharedTrust,
-}
-
 impl Ours {
     pub(super) fn new(workers: u32, held: &[Held], prompts: &[Vec<u32>]) -> Self {
         let index = Index::default();
-        let seat = |worker: u32| {
+        let entrant = |worker: u32| {
             let trust = SharedTrust::default();
-            trust.lock().synced(Tick(0), Epoch(1), 1, Status::default());
+            trust.lock().synced(Tick(0), Epoch(EPOCH), 1, Status::default());
             let name = format!("10.0.{}.{}:8000", worker / 256, worker % 256);
-            Seat {
-                target: Target::new(WorkerId::new(name), 0),
+            let entrant = Entrant {
                 slot: index.add_target(),
                 account: Arc::default(),
-                trust,
-            }
+                trust: Arc::new(trust),
+                standing: Arc::new(Standing::open(Role::Mixed)),
+            };
+            (Target::new(WorkerId::new(name), 0), entrant)
         };
-        let mut seats: Vec<Seat> = (0..workers).map(seat).collect();
-        seats.sort_by(|a, b| a.target.cmp(&b.target));
+        let lineup = Arc::new(Lineup::new((0..workers).map(entrant)));
+        let trusts = (0..workers).map(|worker| {
+            let entrant = lineup.entrants().iter().find(|entrant| entrant.slot == Slot(worker));
+            Arc::clone(&entrant.expect("slots are handed out in order").trust)
+        });
+        let trusts = trusts.collect();
         for held in held {
             crate::ours::apply(&index, crate::ours::stores(held, EVENT));
         }
         let known = prompts.iter().map(|prompt| chain(prompt).into()).collect();
         let world = World {
             index,
-            seats,
+            lineup,
+            trusts,
+            heard: AtomicU64::new(1),
             ledger: Ledger::default(),
+            scratches: Scratches::default(),
             receipts: Mutex::new(Ring::new(RECEIPTS)),
             prompts: prompts.to_vec(),
             known,
@@ -122,34 +134,44 @@ impl World {
             session: None,
             choices: 1,
         };
-        let held = Holdings::from(self.index.hits(SPACE, &blocks));
-        let prospects = self.seats.iter().map(|seat| {
-            let claimed = held.of(seat.slot);
-            let (trust, paired) = seat.trust.read(now, Freshness::default());
-            let usable = hits::limit(prompt, size, paired);
-            let hits = hits::usable(claimed, prompt, size, paired);
-            let evidence = if hits.total() > 0 { Evidence::View } else { Evidence::Nothing };
-            Prospect {
-                target: seat.target.clone(),
-                account: &seat.account,
-                claimed,
-                hits,
-                usable,
-                evidence,
-                trust,
-            }
-        });
-        let pick = self.ledger.select_and_book(now, &settings, &request, SPACE, &blocks, prospects);
+        let mut scratch = self.scratches.take();
+        self.index.look_up(SPACE, &blocks, &mut scratch.held(1)[0]);
+        let Scratch { held, field, record } = &mut *scratch;
+        let prompts = vec![Lookup { tokens: prompt, blocks: &blocks, held: &held[0] }];
+        let question = Question {
+            now,
+            role: Role::Mixed,
+            freshness: Freshness::default(),
+            size,
+            namespace: SPACE,
+            prompts: &prompts,
+            others: &Holdings::default(),
+            bypasses_cache: false,
+            history: None,
+        };
+        gather(&question, &self.lineup, |_| true, field);
+        let pick = self.ledger.select_and_book(now, &settings, &request, SPACE, &blocks, field);
         let pick = pick.expect("there are targets");
-        let mut receipt = Receipt {
+        let turn = pick.turn.as_ref();
+        let shadows = shadow::evaluate(&settings, &request, field, pick.choice.chosen, turn);
+        let draft = Draft {
+            time_unix_ms: EPOCH,
+            attempt: 1,
             namespace: SPACE,
             prompt_tokens: prompt,
             exact_tokens: true,
-            prompt_blocks: blocks.len() as u64,
-            ..Receipt::undecided(Arc::clone(&id), settings, BLOCK)
+            blocks: &blocks,
+            turn,
+            field: Some(field),
+            priced: pick.choice.priced,
+            choice: Some(&pick.choice),
+            session: pick.session,
+            shadows: &shadows,
+            ..Draft::undecided(&id, &settings, BLOCK)
         };
-        receipt.fill(&pick.candidates, &pick.decision);
-        self.receipts.lock().expect("not poisoned").file(receipt);
+        let record = draft.encode_in(record);
+        self.scratches.give_back(scratch);
+        self.receipts.lock().file(record, None);
         pick.lease
     }
 }
@@ -160,6 +182,9 @@ impl Takes for Ours {
     fn take(&self, writers: &Writers, at: usize) {
         let (slot, delta) = writers.ours(at);
         self.world.index.apply(slot, &delta);
+        let seq = self.world.heard.fetch_add(1, Ordering::Relaxed);
+        let mut trust = self.world.trusts[slot.0 as usize].lock();
+        trust.heard(Tick(0), Epoch(EPOCH), seq, Status::default());
     }
 
     fn drain(&self) {}
