@@ -14,13 +14,14 @@
 //! a verdict is read without one, because every decision reads all of them.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use crate::events::envelope::Status;
 use crate::ids::Epoch;
+use crate::reconcile::Share;
 use crate::units::{Millis, Tick};
 
 /// Which state a view is in.

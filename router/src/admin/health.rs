@@ -116,7 +116,7 @@ fn reconciled_health(target: &TargetState) -> ReconciledHealth {
     let part = |share: Share| f64::from(share.thousandths()) / 1000.0;
     ReconciledHealth {
         share: share.map(part),
-        credit: part(target.credit()),
+        credit: part(target.trust.credit()),
         drift: drift.map(|drift| drift.direction.label().to_owned()),
         cause: drift.map(|drift| drift.cause.label().to_owned()),
     }
