@@ -37,7 +37,7 @@ async fn reports_become_conditions_and_traffic_does_not() {
         ("RouterAvailable", "True", "Available"),
         ("ConfigApplied", "True", "Applied"),
         ("EventsConnected", "True", "Connected"),
-        ("RenderParity", "True", "RenderConfirmed"),
+        ("RenderParity", "True", "NotRequired"),
         ("IndexWarm", "True", "Warm"),
         ("Ready", "True", "Serving"),
     ] {
