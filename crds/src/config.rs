@@ -104,7 +104,8 @@ pub struct RouterConfig {
     #[serde(default)]
     pub page_size_policy: PageSizePolicy,
     /// Whether workers get the token ids of their prompts.
-    #[serde(default)]
+    // Left out where it is `Never`, so that routers of earlier releases read the file.
+    #[serde(default, skip_serializing_if = "ForwardTokenIds::is_never")]
     pub forward_token_ids: ForwardTokenIds,
 }
 
@@ -177,6 +178,14 @@ pub enum ForwardTokenIds {
     Never,
     /// Those that were seen to make the same tokens, and whose release takes ids.
     WhenConfirmed,
+}
+
+impl ForwardTokenIds {
+    /// Whether nobody gets them.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+    pub fn is_never(&self) -> bool {
+        *self == Self::Never
+    }
 }
 
 /// What a target may be given at most.

@@ -49,11 +49,11 @@ use crate::config::{Engine, EventTransport, PageSizePolicy, RoleName};
     .message("a workload is named twice: name each kind and name once").field_path(".workloads"))]
 #[x_kube(validation = Rule::new("self.kvEvents.bridge != 'Inject' || (has(self.workloads) && self.workloads.size() > 0)")
     .message("bridge: Inject needs spec.workloads: name the Deployments or StatefulSets that may get the bridge, or use bridge: External").field_path(".kvEvents.bridge"))]
-#[x_kube(validation = Rule::new("!self.targetPorts.exists(p, (self.kvEvents.port <= p.number && p.number < self.kvEvents.port + self.targetPorts.size() * self.dpSize) || (self.kvEvents.replayPort <= p.number && p.number < self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize))")
+#[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || !self.targetPorts.exists(p, (self.kvEvents.port <= p.number && p.number < self.kvEvents.port + self.targetPorts.size() * self.dpSize) || (self.kvEvents.replayPort <= p.number && p.number < self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize))")
     .message("a target port is also a port of kvEvents: engines serve requests and events on different ports, and every rank has its own").field_path(".kvEvents"))]
-#[x_kube(validation = Rule::new("self.kvEvents.port == self.kvEvents.replayPort || self.kvEvents.port + self.targetPorts.size() * self.dpSize <= self.kvEvents.replayPort || self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= self.kvEvents.port")
+#[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || self.kvEvents.port == self.kvEvents.replayPort || self.kvEvents.port + self.targetPorts.size() * self.dpSize <= self.kvEvents.replayPort || self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= self.kvEvents.port")
     .message("port and replayPort are too close: each of targetPorts times dpSize ranks has one of both; move one of them").field_path(".kvEvents"))]
-#[x_kube(validation = Rule::new("self.kvEvents.port + self.targetPorts.size() * self.dpSize <= 65536 && self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= 65536")
+#[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || (self.kvEvents.port + self.targetPorts.size() * self.dpSize <= 65536 && self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= 65536)")
     .message("the last rank's port is beyond 65535: each of targetPorts times dpSize ranks has a port and a replayPort; lower one of them").field_path(".kvEvents"))]
 pub struct InferencePoolSpec {
     /// The model that all engines of the pool serve.

@@ -8,7 +8,7 @@ import json
 import os
 import time
 
-from lib import IMAGES, LONG, RESTRICTED, apply, chosen, expect, get, kubectl, pool, ready, receipts, router, router_pods, service_url, wait, wait_condition
+from lib import IMAGES, LONG, RESTRICTED, apply, chosen, expect, get, kubectl, pool, ready, receipts, report, router, router_pods, service_url, wait, wait_condition
 
 ENGINES = os.environ.get("ENGINES", os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kvrouter", "engines"))
 REAL_MODEL = "tiny"
@@ -83,6 +83,7 @@ def j_real_vllm(steps, ns):
         victim = get("pods", None, ns, "app=qwen")[0]
         kubectl("delete", "pod", victim["metadata"]["name"], "-n", ns, "--grace-period=1", "--wait=false")
         gone = f"{victim['status']['podIP']}:8000"
+        wait("the engine leaves the report", lambda: gone not in [w["worker"] for w in report(pod)["workers"] if w["ready"]], 10)
         for number in range(4):
             ask(client, [{"role": "user", "content": f"still there, {number}?"}])
             expect(chosen(receipts(pod, 1)[0]) != gone, "the deleted engine was picked")

@@ -10,6 +10,7 @@ use kvrouter_core::units::{Blocks, Tokens};
 
 use crate::fleet::{TargetState, Worker};
 use crate::pool::Pool;
+use crate::prompt::endpoint::Endpoint;
 use crate::proxy::sse::Usage;
 use crate::route::Ask;
 
@@ -20,6 +21,7 @@ pub struct Expected {
     pub prompt: Tokens,
     exact: bool,
     salted: bool,
+    endpoint: Endpoint,
     epoch: Epoch,
     /// Tokens that the view claims the engine will skip, before anything scales
     /// them; `None` where they cannot be compared.
@@ -41,6 +43,7 @@ impl Expected {
             prompt: ask.prompt_tokens,
             exact: ask.exact_tokens,
             salted: ask.salted,
+            endpoint: ask.endpoint,
             epoch: chosen.trust.epoch,
             claimed: comparable.then(|| size.tokens_in(Blocks(usable()))),
         }
@@ -48,7 +51,7 @@ impl Expected {
 
     /// Compares it with what the engine reports, and counts how it came out.
     pub fn compare(&self, pool: &Pool, state: &TargetState, usage: Usage) {
-        let cached = state.reported(usage.cached.map(Tokens));
+        let cached = state.reported(self.endpoint, usage.cached.map(Tokens));
         let (Some(predicted), Some(cached), Some(counted)) = (self.claimed, cached, usage.prompt) else {
             return;
         };

@@ -25,6 +25,7 @@ use crate::config::Live;
 use crate::expected::{self, Expected};
 use crate::fleet::{Listed, Worker};
 use crate::pool::Pool;
+use crate::prompt::endpoint::Endpoint;
 use crate::prompt::{Part, Prompt};
 use crate::proxy::sse::Usage;
 use crate::responses::Maker;
@@ -42,6 +43,8 @@ pub struct Ask {
     pub exact_tokens: bool,
     /// Whether it has a cache salt.
     pub salted: bool,
+    /// Where it was sent.
+    pub endpoint: Endpoint,
     /// What may share its blocks.
     pub namespace: NamespaceId,
     /// Its full blocks, of all its prompts, each once; empty where it was not
@@ -123,6 +126,7 @@ impl Ask {
             prompt_tokens: prompt.count,
             exact_tokens: prompt.is_exact,
             salted: prompt.namespace.salt.is_some(),
+            endpoint: prompt.endpoint,
             namespace: pool.identity.id(&prompt.namespace),
             blocks,
             several,
@@ -236,7 +240,11 @@ fn pick_in(
     let (followed, maker) = previous(pool, ask, &listed.workers, excluded);
     gather(pool, ask, &live, &listed, excluded, maker.as_deref(), scratch);
     let Scratch { field, record, .. } = scratch;
-    let draft = Draft { priced: field.len(), ..ask.draft(pool, &settings, attempt) };
+    let draft = Draft {
+        priced: field.len(),
+        session: followed.unwrap_or_default(),
+        ..ask.draft(pool, &settings, attempt)
+    };
     let request = ask.pick_request(pool);
     let now = pool.clock.now();
     let picked = pool.ledger.select_and_book(now, &settings, &request, ask.namespace, &ask.blocks, field);
@@ -312,13 +320,12 @@ pub fn explain(pool: &Pool, ask: &Ask) -> Record {
     let mut scratch = Scratch::default();
     gather(pool, ask, &live, &listed, &[], maker.as_deref(), &mut scratch);
     let mut field = scratch.field;
-    let turn = pool.ledger.turn();
     let request = ask.pick_request(pool);
     let found = pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, &mut field);
     let session = followed.unwrap_or_default();
     let draft = Draft { field: Some(&field), priced: field.len(), session, ..ask.draft(pool, &settings, 0) };
     match found {
-        Ok(choice) => {
+        Ok((choice, turn)) => {
             let turn = turn.as_ref();
             let shadows = shadow::evaluate(&settings, &request, &field, choice.chosen, turn);
             Draft { turn, choice: Some(&choice), shadows: &shadows, ..draft }.encode()

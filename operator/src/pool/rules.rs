@@ -141,6 +141,7 @@ fn ports(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
         found.push(invalid(field, "spec.targetPorts is empty; name the port that the engines serve on."));
     }
     let events = &spec.kv_events;
+    let has_events = events.transport != EventTransport::None;
     let ranks = spec.target_ports.len() as u64 * u64::from(spec.dp_size);
     let of_ranks = |first: u16| u64::from(first)..u64::from(first) + ranks;
     let (publishers, replays) = (of_ranks(events.port), of_ranks(events.replay_port));
@@ -151,7 +152,7 @@ fn ports(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
         if spec.target_ports[..at].iter().any(|other| other.number == port) {
             found.push(invalid(field, format!("The port {port} is twice in spec.targetPorts; keep one.")));
         }
-        if publishers.contains(&u64::from(port)) || replays.contains(&u64::from(port)) {
+        if has_events && (publishers.contains(&u64::from(port)) || replays.contains(&u64::from(port))) {
             let message = format!(
                 "{port} is a target port and a port of spec.kvEvents, of which every rank has its own; engines serve requests and events on different ports: correct one."
             );
@@ -162,14 +163,14 @@ fn ports(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
         let message =
             "spec.kvEvents.port and replayPort must differ: one publishes, the other answers; correct one.";
         found.push(invalid("spec.kvEvents", message));
-    } else if publishers.start < replays.end && replays.start < publishers.end {
+    } else if has_events && publishers.start < replays.end && replays.start < publishers.end {
         let message = format!(
             "spec.kvEvents.port {} and replayPort {} are too close: {ranks} ranks (targetPorts times dpSize) have one of both each; move one.",
             events.port, events.replay_port
         );
         found.push(invalid("spec.kvEvents", message));
     }
-    if 1 << 16 < publishers.end.max(replays.end) {
+    if has_events && 1 << 16 < publishers.end.max(replays.end) {
         let message = format!(
             "{ranks} ranks (targetPorts times dpSize) have a port and a replayPort of spec.kvEvents each, and the last is beyond 65535; lower them."
         );

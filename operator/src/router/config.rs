@@ -77,8 +77,8 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
     }
 }
 
-/// What may change while a router runs: every field, so that nothing depends on
-/// the start settings' defaults.
+/// What may change while a router runs: every field that routers of all releases
+/// know, so that nothing depends on the start settings' defaults.
 pub fn live_settings(router: &ValidRouter) -> LiveSettings {
     let spec = &router.spec;
     LiveSettings {
@@ -94,7 +94,7 @@ pub fn live_settings(router: &ValidRouter) -> LiveSettings {
         session_affinity: Some(spec.session_affinity),
         shadow_policies: Some(spec.shadow_policies.clone()),
         page_size_policy: Some(router.pool.page_size_policy),
-        forward_token_ids: Some(spec.forward_token_ids),
+        forward_token_ids: (!spec.forward_token_ids.is_never()).then_some(spec.forward_token_ids),
         foreign_selectors: router.foreign_selectors.clone(),
     }
 }

@@ -203,9 +203,16 @@ fn not_compared(router: &str, pod: &str, report: &HealthReport) -> Option<(Findi
         );
         Finding::unknown(Reason::RenderPending, message)
     } else {
+        let next = match first.reason.as_str() {
+            "nothing_to_compare" => "its TokenizerReady says what it lacks",
+            "engine_unknown" => "let it reach their /v1/models, which tells vLLM from SGLang",
+            "texts_only" | "refused" => {
+                "this release of the engine refuses such requests; compare by hand: kv-router tokenize"
+            }
+            _ => "let it reach their tokenize endpoint, or compare by hand: kv-router tokenize",
+        };
         let message = format!(
-            "Pod {pod} of router {router} cannot compare its tokens with those of {listed} ({}); let it reach their \
-             tokenize endpoint, or compare by hand: kv-router tokenize.",
+            "Pod {pod} of router {router} cannot compare its tokens with those of {listed} ({}); {next}.",
             first.reason
         );
         Finding::unknown(Reason::NotObservable, message)

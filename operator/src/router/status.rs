@@ -316,10 +316,8 @@ fn degraded(conditions: &[Condition]) -> Seen {
         let on_its_way = condition.type_ == ConditionType::ConfigApplied.as_str()
             && condition.reason == Reason::RolloutPending.as_str();
         // Tokens that cannot be compared count as before.
-        let not_compared = condition.type_ == ConditionType::RenderParity.as_str()
-            && [Reason::RenderPending, Reason::NotObservable]
-                .iter()
-                .any(|it| it.as_str() == condition.reason);
+        let not_compared =
+            condition.type_ == ConditionType::RenderParity.as_str() && condition.status == "Unknown";
         !on_its_way && !not_compared
     };
     let settled: Vec<Condition> = conditions.iter().filter(is_settled).cloned().collect();

@@ -53,6 +53,10 @@ pub struct Scratch {
 
 /// Most of them that are kept: more picks than this are never under way at once.
 const MAX_SCRATCHES: usize = 64;
+/// Most prompts whose holdings are kept.
+const MAX_KEPT_PROMPTS: usize = 4;
+/// Largest record that is kept, in bytes: several thousand candidates.
+const MAX_KEPT_RECORD: usize = 1 << 20;
 
 impl Scratches {
     /// One that nobody uses.
@@ -60,12 +64,23 @@ impl Scratches {
         self.0.lock().pop().unwrap_or_default()
     }
 
-    /// Keeps one for others.
-    pub fn give_back(&self, scratch: Box<Scratch>) {
+    /// Keeps one for others, without what only an unusual request needs.
+    pub fn give_back(&self, mut scratch: Box<Scratch>) {
+        scratch.held.truncate(MAX_KEPT_PROMPTS);
+        if scratch.record.capacity() > MAX_KEPT_RECORD {
+            scratch.record = Vec::new();
+        }
         let mut kept = self.0.lock();
         if kept.len() < MAX_SCRATCHES {
             kept.push(scratch);
         }
+    }
+}
+
+impl Scratches {
+    /// Forgets all: the fleet has changed, and they keep its accounts.
+    pub fn clear(&self) {
+        self.0.lock().clear();
     }
 }
 

@@ -89,8 +89,9 @@ pub struct Drift {
 pub struct Reconciliation {
     window: VecDeque<Comparison>,
     drift: Option<Drift>,
-    /// Whether the engine has ever reported cached tokens.
-    reports: bool,
+    /// The kinds of answers in which the engine has reported cached tokens, a bit
+    /// each.
+    reports: u32,
 }
 
 /// How one comparison came out.
@@ -182,11 +183,13 @@ impl Comparison {
 }
 
 impl Reconciliation {
-    /// What an engine means that reports no cached tokens: nothing, or, where it
-    /// has reported some before, zero.
-    pub fn reported(&mut self, cached: Option<Tokens>) -> Option<Tokens> {
-        self.reports |= cached.is_some();
-        cached.or(self.reports.then_some(Tokens(0)))
+    /// What an engine means that reports no cached tokens in an answer of `kind`
+    /// (below 32): nothing, or, where it has reported some in such answers before,
+    /// zero. Engines have a switch for some kinds and always report in others.
+    pub fn reported(&mut self, kind: u8, cached: Option<Tokens>) -> Option<Tokens> {
+        let bit = 1u32.checked_shl(u32::from(kind)).unwrap_or(0);
+        self.reports |= if cached.is_some() { bit } else { 0 };
+        cached.or((self.reports & bit != 0).then_some(Tokens(0)))
     }
 
     /// Takes in one comparison. One that predicted nothing and found nothing
@@ -403,8 +406,9 @@ mod tests {
     #[test]
     fn an_engine_that_reports_nothing_is_not_taken_for_one_that_found_nothing() {
         let mut known = Reconciliation::default();
-        assert_eq!(known.reported(None), None);
-        assert_eq!(known.reported(Some(Tokens(16))), Some(Tokens(16)));
-        assert_eq!(known.reported(None), Some(Tokens(0)), "it leaves zero out");
+        assert_eq!(known.reported(0, None), None);
+        assert_eq!(known.reported(0, Some(Tokens(16))), Some(Tokens(16)));
+        assert_eq!(known.reported(0, None), Some(Tokens(0)), "it leaves zero out");
+        assert_eq!(known.reported(3, None), None, "in such answers it never did");
     }
 }

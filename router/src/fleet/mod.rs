@@ -137,6 +137,7 @@ pub fn take(pool: &Arc<Pool>, upstream: &Upstream, found: &[Member]) {
         worker.gone.cancel();
     }
     if !change.left.is_empty() {
+        pool.scratches.clear();
         // Emptying a large view takes longer than a task may keep its thread.
         let pool = Arc::clone(pool);
         tokio::task::spawn_blocking(move || change.left.iter().for_each(|worker| pool.forget(worker)));

@@ -63,6 +63,8 @@ pub struct Known {
     pub reason: Reason,
     /// Whose rendering the router followed.
     pub variant: Engine,
+    /// Times that the worker had become ready by then.
+    pub times_ready: u32,
     /// Probes that were compared.
     pub compared: usize,
     /// The first difference.
@@ -170,10 +172,11 @@ impl Rendering {
         self.known.lock().clone()
     }
 
-    /// Whether the ids that the router makes in `variant` are the worker's.
-    pub fn is_confirmed(&self, variant: Engine) -> bool {
+    /// Whether the ids that the router makes in `variant` are those of a worker that
+    /// became ready `times_ready` times: it has not begun anew since.
+    pub fn is_confirmed(&self, variant: Engine, times_ready: u32) -> bool {
         let known = self.known.lock();
-        known.parity == Parity::Confirmed && known.variant == variant
+        known.parity == Parity::Confirmed && (known.variant, known.times_ready) == (variant, times_ready)
     }
 
     /// A streamed answer to so long a prompt began after `micros`.
@@ -248,6 +251,7 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
             }
             if !same || due <= Instant::now() {
                 let found = compare(&pool, &upstream, &worker, life.variant).await;
+                let found = Known { times_ready: life.times_ready, ..found };
                 let answered = found.reason != Reason::Unanswered;
                 due = Instant::now() + if answered { pool.config.render_check } else { RETRY };
                 publish(&pool, &worker, found);

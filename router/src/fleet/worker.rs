@@ -21,7 +21,8 @@ use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use tokio_util::sync::CancellationToken;
 
 use super::rendering::Rendering;
-use crate::feed::zmtp::Endpoint;
+use crate::feed::zmtp;
+use crate::prompt::endpoint::Endpoint;
 
 /// One worker as discovery found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,9 +110,9 @@ pub struct Worker {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSockets {
     /// Publisher of rank 0.
-    pub publisher: Endpoint,
+    pub publisher: zmtp::Endpoint,
     /// Replay socket of rank 0.
-    pub replay: Option<Endpoint>,
+    pub replay: Option<zmtp::Endpoint>,
 }
 
 /// One rank of a worker: its load and the view of its cache.
@@ -417,7 +418,7 @@ impl EventSockets {
 
     /// The pool's ports on `host`, counted on by `offset`; `None` beyond 65535.
     pub(super) fn at(host: &str, offset: u32, events: &KvEvents) -> Option<Self> {
-        let at = |port: u16| format!("tcp://{host}:{port}").parse::<Endpoint>().ok()?.offset(offset);
+        let at = |port: u16| format!("tcp://{host}:{port}").parse::<zmtp::Endpoint>().ok()?.offset(offset);
         Some(Self { publisher: at(events.port)?, replay: at(events.replay_port) })
     }
 }
@@ -458,9 +459,9 @@ impl TargetState {
         self.trust.set_credit(reconciliation.credit(hybrid));
     }
 
-    /// What the engine means by `cached` tokens in its usage.
-    pub fn reported(&self, cached: Option<Tokens>) -> Option<Tokens> {
-        self.reconciliation.lock().reported(cached)
+    /// What the engine means by `cached` tokens in the usage of such an answer.
+    pub fn reported(&self, endpoint: Endpoint, cached: Option<Tokens>) -> Option<Tokens> {
+        self.reconciliation.lock().reported(endpoint as u8, cached)
     }
 
     /// Takes in what came of a prediction.

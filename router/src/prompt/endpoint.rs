@@ -14,7 +14,7 @@ use super::tokenize::Specials;
 use super::{Refusal, anthropic, responses};
 
 /// A path that the router understands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// `POST /v1/chat/completions`.
     Chat,
@@ -29,6 +29,7 @@ pub enum Endpoint {
     /// `POST /v1/embeddings`: forwarded as it is, routed by load.
     Embeddings,
     /// Anything else: forwarded as it is, routed by load.
+    #[default]
     Other,
 }
 
@@ -101,6 +102,11 @@ pub fn content(
     if unknown.iter().any(|name| is_given(body, name)) || body.get("cache_salt").is_some_and(Value::is_array)
     {
         return Err(Refusal::Unrenderable);
+    }
+    // Engines take 0, 1 and texts for these, and a guess would be another prompt.
+    let switches = ["add_generation_prompt", "continue_final_message", "add_special_tokens", "echo"];
+    if switches.iter().any(|name| is_given(body, name) && !body[*name].is_boolean()) {
+        return Err(Refusal::Malformed);
     }
     let is_sglang = engine == Engine::SGLang;
     let traits = || {

@@ -52,6 +52,8 @@ use tokenize::{Specials, Tokenizer};
 /// What routing needs to know of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompt {
+    /// Where the body was sent.
+    pub endpoint: Endpoint,
     /// One per prompt of the body; none where no ids are known.
     pub parts: Vec<Part>,
     /// How many tokens the engine will see, in all prompts.
@@ -223,11 +225,13 @@ impl Prompter {
     pub fn prepare(&self, asked: &Asked<'_>, mut body: Body) -> Prompt {
         let body = &mut body;
         let namespace = namespace(asked, &body.fields);
+        let is_response = asked.endpoint == Endpoint::Responses;
         let mut prompt = Prompt {
+            endpoint: asked.endpoint,
             count: endpoint::estimate(body),
             images: media::keys(body),
             bypasses_cache: endpoint::bypasses_cache(&body.fields),
-            previous_response: responses::previous(&body.fields).map(Arc::from),
+            previous_response: responses::previous(&body.fields).filter(|_| is_response).map(Arc::from),
             namespace,
             ..Prompt::default()
         };

@@ -81,6 +81,11 @@ fn what_cannot_be_rendered_exactly_is_refused_by_name() {
     refuses("a number", &user(json!(5)), Refusal::Malformed);
     refuses("no role", &json!({"messages": [{"content": "a"}]}), Refusal::Malformed);
     refuses("no messages", &json!({}), Refusal::Malformed);
+    for (name, loose) in [("add_generation_prompt", json!(0)), ("continue_final_message", json!("true"))] {
+        let mut body = user(json!("a"));
+        body[name] = loose;
+        refuses("what engines read as true or false", &body, Refusal::Malformed);
+    }
     refuses("an empty list", &json!({"messages": []}), Refusal::Malformed);
     refuses("a part of an unknown kind", &user(json!([{"type": "hologram"}])), Refusal::Unrenderable);
     let mut images = user(json!("a"));

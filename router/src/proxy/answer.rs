@@ -88,7 +88,9 @@ impl Watch {
         self.result.first_byte_ms = Some(millis.0);
         if self.streamed {
             self.pool.metrics.first_byte_seconds.observe(elapsed as f64 / 1e6);
-            self.routed.worker.rendering.first_byte(self.routed.expected.prompt, elapsed);
+            if self.is_good() {
+                self.routed.worker.rendering.first_byte(self.routed.expected.prompt, elapsed);
+            }
         }
     }
 

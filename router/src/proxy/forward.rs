@@ -84,7 +84,7 @@ impl Forwardable {
 
     /// The body with its ids, if `worker` takes them; and why not.
     pub fn splice(&self, worker: &Worker, body: &Bytes) -> (Bytes, Forwarding) {
-        if !worker.rendering.is_confirmed(self.variant) {
+        if !worker.rendering.is_confirmed(self.variant, worker.times_ready()) {
             return (body.clone(), Forwarding::Unconfirmed);
         }
         let status = worker.status();

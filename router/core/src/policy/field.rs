@@ -201,10 +201,12 @@ pub(super) struct Loading<'a> {
 
 impl Shape {
     /// A claim, with `expected` leading blocks on their way: chained hashes make
-    /// them a prefix.
+    /// them a prefix. What a credited view claims is not on its way, even where only
+    /// a share of it counts.
     pub(super) fn of(claim: &Claim, expected: u64) -> Self {
         let Claim { claimed, mut hits, mut evidence, credited, .. } = *claim;
-        let predicted = expected.min(claim.usable).saturating_sub(hits.total());
+        let there = if credited { claimed.total().max(hits.total()) } else { hits.total() };
+        let predicted = expected.min(claim.usable).saturating_sub(there);
         if predicted > 0 {
             hits.device += predicted;
             evidence = Evidence::InFlight;

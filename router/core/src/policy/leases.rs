@@ -268,17 +268,12 @@ impl Ledger {
         request: &PickRequest<'_>,
         namespace: NamespaceId,
         field: &mut Field,
-    ) -> Result<Choice, NoPick> {
+    ) -> Result<(Choice, Option<Target>), NoPick> {
         let mut desk = self.desk.lock();
         desk.load(now, settings, request, namespace, field);
         let chosen = self.choose(now, settings, request, field, desk.turn.as_ref());
         let nobody = || NoPick { overloaded: !field.is_empty(), turn: desk.turn.clone() };
-        chosen.map(|(choice, _)| choice).ok_or_else(nobody)
-    }
-
-    /// The target that was chosen last.
-    pub fn turn(&self) -> Option<Target> {
-        self.desk.lock().turn.clone()
+        chosen.map(|(choice, _)| (choice, desk.turn.clone())).ok_or_else(nobody)
     }
 
     fn book(&self, desk: &mut Desk, account: &Arc<Account>, charge: &Charge<'_>) -> Lease {

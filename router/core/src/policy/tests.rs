@@ -242,10 +242,21 @@ fn hits_count_as_far_as_engines_confirm_them() {
     let mut field = field_of(&request, &lineup, &held);
     let settings = settings(PolicyKind::CachePlusLoad, 1.0);
     let found = Ledger::default().preview(Tick(0), &settings, &request, NamespaceId(0), &mut field);
-    assert_eq!(found.expect("four").priced, 4);
+    assert_eq!(found.expect("four").0.priced, 4);
     let hits: Vec<u64> = (0..4).map(|at| field.candidate(at).hits.total()).collect();
     assert_eq!(hits, [8, 4, 8, 0]);
     assert!((0..4).all(|at| field.candidate(at).claimed.total() == 8), "the claim stays");
+
+    // A sibling on its way there brings nothing that the view does not claim.
+    let (ledger, one, all) = (Ledger::default(), fleet(1), Arc::from(&chain[..]));
+    one.entrants()[0].trust.set_credit(Share::of_thousandths(500));
+    let mut field = field_of(&request, &one, &held);
+    let booked = ledger.select_and_book(Tick(0), &settings, &request, NamespaceId(0), &all, &mut field);
+    let mut field = field_of(&request, &one, &held);
+    ledger.preview(Tick(0), &settings, &request, NamespaceId(0), &mut field).expect("one");
+    let sibling = field.candidate(0);
+    assert_eq!((sibling.hits.total(), sibling.predicted), (4, 0));
+    drop(booked.expect("one"));
 }
 
 /// Case C17, G18: on a cold fleet every idle worker gets its share.
