@@ -210,3 +210,96 @@ impl Question<'_> {
 fn added(one: TierHits, other: TierHits) -> TierHits {
     TierHits { device: one.device + other.device, host: one.host + other.host, disk: one.disk + other.disk }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Delta;
+    use crate::ids::{Epoch, Target, WorkerId};
+    use crate::index::Index;
+    use crate::policy::leases::{Ledger, Pick};
+    use crate::policy::lineup::{Entrant, Standing};
+    use crate::policy::{PickRequest, Settings};
+    use crate::trust::SharedTrust;
+    use crate::units::Tier;
+
+    const SPACE: NamespaceId = NamespaceId(0);
+
+    fn size() -> BlockSize {
+        BlockSize::new(16).expect("not zero")
+    }
+
+    /// Targets whose views hold all of `chain`, each worth its share.
+    fn fleet(index: &Index, chain: &[BlockHash], shares: &[u32]) -> Arc<Lineup> {
+        let entrant = |(number, share): (usize, &u32)| {
+            let (slot, trust) = (index.add_target(), SharedTrust::default());
+            let (hashes, tier) = (chain.to_vec(), Tier::Device);
+            index.apply(slot, &Delta::Stored { namespace: SPACE, parent: BlockHash(0), hashes, tier });
+            trust.lock().synced(Tick(0), Epoch(1), 1, Default::default());
+            trust.set_credit(Share::of_thousandths(*share));
+            let standing = Arc::new(Standing::open(Role::Mixed));
+            let target = Target::new(WorkerId::new(format!("w:{number}")), 0);
+            (target, Entrant { slot, account: Arc::default(), trust: Arc::new(trust), standing })
+        };
+        Arc::new(Lineup::new(shares.iter().enumerate().map(entrant)))
+    }
+
+    fn field(index: &Index, chain: &[BlockHash], lineup: &Arc<Lineup>) -> Field {
+        let mut held = Holdings::default();
+        index.look_up(SPACE, chain, &mut held);
+        let question = Question {
+            now: Tick(0),
+            role: Role::Mixed,
+            freshness: Freshness::default(),
+            size: size(),
+            namespace: SPACE,
+            prompts: &[Lookup { tokens: Tokens(8 * 16 + 1), blocks: chain, held: &held }],
+            others: &Holdings::default(),
+            bypasses_cache: false,
+            history: None,
+        };
+        let mut field = Field::default();
+        gather(&question, lineup, |_| true, &mut field);
+        field
+    }
+
+    fn book(ledger: &Ledger, chain: &Arc<[BlockHash]>, field: &mut Field) -> Pick {
+        let request = PickRequest {
+            id: "r",
+            role: Role::Mixed,
+            prompt: Tokens(8 * 16 + 1),
+            blocks: chain,
+            size: size(),
+            images: &[],
+            session: None,
+            choices: 1,
+        };
+        ledger.select_and_book(Tick(0), &Settings::default(), &request, SPACE, chain, field).expect("one")
+    }
+
+    /// Views that claim the same are not worth the same: each has its own share.
+    #[test]
+    fn hits_count_as_far_as_engines_confirm_them() {
+        let (index, ledger) = (Index::default(), Ledger::default());
+        let chain: Arc<[BlockHash]> = (1..=8).map(BlockHash).collect();
+        let lineup = fleet(&index, &chain, &[1000, 500, 1000, 0]);
+        let mut four = field(&index, &chain, &lineup);
+        book(&ledger, &chain, &mut four);
+        let hits: Vec<u64> = four.rows().iter().map(|row| row.hits.total()).collect();
+        assert_eq!(hits, [8, 4, 8, 0]);
+        assert!(four.rows().iter().all(|row| row.claimed.total() == 8), "the claim stays");
+    }
+
+    #[test]
+    fn a_sibling_on_its_way_brings_nothing_that_the_view_claims() {
+        let (index, ledger) = (Index::default(), Ledger::default());
+        let chain: Arc<[BlockHash]> = (1..=8).map(BlockHash).collect();
+        let lineup = fleet(&index, &chain, &[500]);
+        let first = book(&ledger, &chain, &mut field(&index, &chain, &lineup));
+        let mut next = field(&index, &chain, &lineup);
+        let second = book(&ledger, &chain, &mut next);
+        let sibling = next.candidate(0);
+        assert_eq!((sibling.hits.total(), sibling.predicted), (4, 0));
+        drop((first, second));
+    }
+}

@@ -10,13 +10,10 @@ use super::lineup::{Entrant, Lineup, Standing};
 use super::shadow::PolicySet;
 use super::*;
 use crate::blocks::NamespaceId;
-use crate::events::Delta;
 use crate::gather::{Lookup, Question, gather};
 use crate::ids::{Epoch, Slot, WorkerId};
-use crate::index::{Holdings, Index};
-use crate::reconcile::Share;
 use crate::trust::{Freshness, Reason, SharedTrust, State, Verdict};
-use crate::units::{Tick, Tier};
+use crate::units::Tick;
 
 fn target(number: usize) -> Target {
     Target::new(WorkerId::new(format!("10.0.0.{number}:8000")), 0)
@@ -189,13 +186,9 @@ fn fleet(count: usize) -> Arc<Lineup> {
 
 /// All of `lineup` as candidates, of which nobody holds anything.
 fn field(request: &PickRequest<'_>, lineup: &Arc<Lineup>) -> Field {
-    field_of(request, lineup, &Holdings::default())
-}
-
-/// All of `lineup` as candidates, which hold what `held` says.
-fn field_of(request: &PickRequest<'_>, lineup: &Arc<Lineup>, held: &Holdings) -> Field {
     let mut field = Field::default();
-    let prompts = [Lookup { tokens: request.prompt, blocks: request.blocks, held }];
+    let held = Default::default();
+    let prompts = [Lookup { tokens: request.prompt, blocks: request.blocks, held: &held }];
     let question = Question {
         now: Tick(0),
         role: request.role,
@@ -203,7 +196,7 @@ fn field_of(request: &PickRequest<'_>, lineup: &Arc<Lineup>, held: &Holdings) ->
         size: request.size,
         namespace: NamespaceId(0),
         prompts: &prompts,
-        others: &Holdings::default(),
+        others: &held,
         bypasses_cache: false,
         history: None,
     };
@@ -222,41 +215,6 @@ fn book(
     let mut field = field(request, lineup);
     let pick = ledger.select_and_book(Tick(now), settings, request, NamespaceId(0), blocks, &mut field)?;
     Ok((pick, field))
-}
-
-/// Views that claim the same are not worth the same: each has its own share.
-#[test]
-fn hits_count_as_far_as_engines_confirm_them() {
-    let (index, lineup) = (Index::default(), fleet(4));
-    let chain: Vec<BlockHash> = (1..=8).map(BlockHash).collect();
-    for entrant in lineup.entrants() {
-        assert_eq!(index.add_target(), entrant.slot);
-        let (namespace, parent, hashes) = (NamespaceId(0), BlockHash(0), chain.clone());
-        index.apply(entrant.slot, &Delta::Stored { namespace, parent, hashes, tier: Tier::Device });
-    }
-    lineup.entrants()[1].trust.set_credit(Share::of_thousandths(500));
-    lineup.entrants()[3].trust.set_credit(Share::of_thousandths(0));
-    let mut held = Holdings::default();
-    index.look_up(NamespaceId(0), &chain, &mut held);
-    let request = PickRequest { prompt: Tokens(8 * 16 + 1), ..request(&chain, "r") };
-    let mut field = field_of(&request, &lineup, &held);
-    let settings = settings(PolicyKind::CachePlusLoad, 1.0);
-    let found = Ledger::default().preview(Tick(0), &settings, &request, NamespaceId(0), &mut field);
-    assert_eq!(found.expect("four").0.priced, 4);
-    let hits: Vec<u64> = (0..4).map(|at| field.candidate(at).hits.total()).collect();
-    assert_eq!(hits, [8, 4, 8, 0]);
-    assert!((0..4).all(|at| field.candidate(at).claimed.total() == 8), "the claim stays");
-
-    // A sibling on its way there brings nothing that the view does not claim.
-    let (ledger, one, all) = (Ledger::default(), fleet(1), Arc::from(&chain[..]));
-    one.entrants()[0].trust.set_credit(Share::of_thousandths(500));
-    let mut field = field_of(&request, &one, &held);
-    let booked = ledger.select_and_book(Tick(0), &settings, &request, NamespaceId(0), &all, &mut field);
-    let mut field = field_of(&request, &one, &held);
-    ledger.preview(Tick(0), &settings, &request, NamespaceId(0), &mut field).expect("one");
-    let sibling = field.candidate(0);
-    assert_eq!((sibling.hits.total(), sibling.predicted), (4, 0));
-    drop(booked.expect("one"));
 }
 
 /// Case C17, G18: on a cold fleet every idle worker gets its share.
