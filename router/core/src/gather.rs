@@ -75,9 +75,7 @@ impl Scratches {
             kept.push(scratch);
         }
     }
-}
 
-impl Scratches {
     /// Forgets all: the fleet has changed, and they keep its accounts.
     pub fn clear(&self) {
         self.0.lock().clear();
