@@ -7,16 +7,16 @@
 pub mod command;
 pub mod files;
 
-use kvrouter_core::receipts::ring::Entry;
+use kvrouter_core::brief::Brief;
+use kvrouter_core::receipts::ring::{Entry, Filed};
 use kvrouter_core::receipts::{ReceiptNumber, Record, ResultRecord, Ring};
-use parking_lot::Mutex;
 
 use self::files::Queue;
 
 /// Where receipts go.
 #[derive(Debug)]
 pub struct Receipts {
-    ring: Mutex<Ring>,
+    ring: Brief<Ring>,
     /// To the task that writes files.
     queue: Option<Queue>,
 }
@@ -24,7 +24,7 @@ pub struct Receipts {
 impl Receipts {
     /// Room for `capacity` receipts in memory, and no files.
     pub fn new(capacity: usize) -> Self {
-        Self { ring: Mutex::new(Ring::new(capacity)), queue: None }
+        Self { ring: Brief::new(Ring::new(capacity)), queue: None }
     }
 
     /// From now on receipts go to the files behind `queue` too.
@@ -33,15 +33,16 @@ impl Receipts {
     }
 
     /// Files the record of a decision, with its result where it is known already.
-    pub fn file(&self, record: Record, result: Option<ResultRecord>) -> ReceiptNumber {
+    pub fn file(&self, record: Record, result: Option<ResultRecord>) -> Filed {
         let copy = self.queue.as_ref().map(|_| (record.clone(), result.clone()));
         // Sent under the lock, so that the queue has the order of the numbers.
         let mut ring = self.ring.lock();
-        let number = ring.file(record, result);
+        let filed = ring.file(record, result);
         if let (Some(queue), Some((record, result))) = (&self.queue, copy) {
-            queue.filed(number, record, result);
+            queue.filed(filed.number, record, result);
         }
-        number
+        drop(ring);
+        filed
     }
 
     /// Joins what became of it.

@@ -239,7 +239,7 @@ fn pick_in(
     let listed = pool.fleet.listed();
     let (followed, maker) = previous(pool, ask, &listed.workers, excluded);
     gather(pool, ask, &live, &listed, excluded, maker.as_deref(), scratch);
-    let Scratch { field, record, .. } = scratch;
+    let Scratch { field, spare, .. } = scratch;
     let draft = Draft {
         priced: field.len(),
         session: followed.unwrap_or_default(),
@@ -254,7 +254,7 @@ fn pick_in(
         Err(nobody) => {
             count(pool, ask, settings.policy, Outcome::NoTarget, None);
             let draft = Draft { field: Some(field), turn: nobody.turn.as_ref(), ..draft };
-            let receipt = pool.receipts.file(draft.encode_in(record), None);
+            let receipt = pool.receipts.file(draft.encode_over(spare.take()), None).number;
             return Err(Unrouted { receipt, overloaded: nobody.overloaded });
         }
     };
@@ -263,13 +263,14 @@ fn pick_in(
     let (turn, priced) = (pick.turn.as_ref(), choice.priced);
     let shadows = shadow::evaluate(&settings, &request, field, choice.chosen, turn);
     let draft = Draft { field: Some(field), priced, choice: Some(choice), shadows: &shadows, ..draft };
-    let record = Draft { turn, session, ..draft }.encode_in(record);
+    let record = Draft { turn, session, ..draft }.encode_over(spare.take());
     let chosen = field.candidate(choice.chosen);
     log_pick(pool, ask, settings.policy, &chosen, &pick, session);
     count(pool, ask, settings.policy, choice.outcome, Some(&chosen));
     count_shadows(pool, &shadows, &chosen);
     pool.metrics.sessions.with_label_values(&[session.label()]).inc();
-    let receipt = pool.receipts.file(record, None);
+    let filed = pool.receipts.file(record, None);
+    *spare = filed.spare;
     if let Some(beginning) = &ask.beginning {
         pool.beginnings.lock().sent(beginning.first, beginning.own);
     }
@@ -278,7 +279,14 @@ fn pick_in(
     ask.prompts().for_each(|(_, blocks)| pool.remember(state, ask.namespace, blocks));
     let expected = Expected::of(pool, ask, &chosen, state);
     let has_blocks = !ask.blocks.is_empty();
-    Ok(Routed { worker, target: chosen.target, lease: pick.lease, receipt, expected, has_blocks })
+    Ok(Routed {
+        worker,
+        target: chosen.target,
+        lease: pick.lease,
+        receipt: filed.number,
+        expected,
+        has_blocks,
+    })
 }
 
 /// What the response that a request goes on from has to say, and the worker that

@@ -135,7 +135,7 @@ impl World {
         let mut scratch = self.scratches.take();
         self.index.look_up(SPACE, &blocks, &mut scratch.held(1)[0]);
         times[2] = Instant::now();
-        let Scratch { held, field, record } = &mut *scratch;
+        let Scratch { held, field, spare } = &mut *scratch;
         let prompts = vec![Lookup { tokens: prompt, blocks: &blocks, held: &held[0] }];
         let question = Question {
             now,
@@ -165,10 +165,10 @@ impl World {
             choice: Some(&pick.choice),
             ..Draft::undecided(&id, &settings, size().tokens())
         };
-        let record = draft.encode_in(record);
+        let record = draft.encode_over(spare.take());
         times[5] = Instant::now();
+        scratch.spare = self.receipts.file(record, None).spare;
         self.scratches.give_back(scratch);
-        self.receipts.file(record, None);
         times[6] = Instant::now();
         self.leases.push_back(pick.lease);
         if self.leases.len() > 2 * self.lineup.names().len() {

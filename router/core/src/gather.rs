@@ -6,10 +6,13 @@
 //! and credited as trust has it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use smallvec::{SmallVec, smallvec};
 
 use crate::blocks::{BlockHash, NamespaceId};
+use crate::brief::Brief;
 use crate::ids::{Role, Slot};
 use crate::index::Holdings;
 use crate::policy::Evidence;
@@ -17,6 +20,7 @@ use crate::policy::field::{Claim, Field};
 use crate::policy::history::History;
 use crate::policy::hits;
 use crate::policy::lineup::Lineup;
+use crate::receipts::Record;
 use crate::reconcile::Share;
 use crate::trust::Freshness;
 use crate::units::{BlockSize, Tick, TierHits, Tokens};
@@ -37,8 +41,14 @@ pub struct Lookup<'a> {
 
 /// What picks work in, to use again: one allocates nothing for its candidates.
 #[derive(Debug, Default)]
+pub struct Scratches([Shelf; SHELVES]);
+
+/// Some of them. Threads have shelves of their own, as far as there are enough, so
+/// that they do not wait for each other or pass lines of memory to and fro.
+#[derive(Debug, Default)]
+#[repr(align(128))]
 #[allow(clippy::vec_box, reason = "what is handed to and fro is a pointer, not 300 bytes")]
-pub struct Scratches(Mutex<Vec<Box<Scratch>>>);
+struct Shelf(Brief<Vec<Box<Scratch>>>);
 
 /// What one pick works in.
 #[derive(Debug, Default)]
@@ -47,12 +57,14 @@ pub struct Scratch {
     pub held: Vec<Holdings>,
     /// Its candidates.
     pub field: Field,
-    /// Its record, while it is being written.
-    pub record: Vec<u8>,
+    /// A record that is not needed any more, to write the next one over.
+    pub spare: Option<Record>,
 }
 
-/// Most of them that are kept: more picks than this are never under way at once.
-const MAX_SCRATCHES: usize = 64;
+const SHELVES: usize = 16;
+/// Most of them that a shelf keeps: more picks than this are never under way at once
+/// on the threads that use it.
+const MAX_SCRATCHES: usize = 8;
 /// Most prompts whose holdings are kept.
 const MAX_KEPT_PROMPTS: usize = 4;
 /// Largest record that is kept, in bytes: several thousand candidates.
@@ -61,16 +73,14 @@ const MAX_KEPT_RECORD: usize = 1 << 20;
 impl Scratches {
     /// One that nobody uses.
     pub fn take(&self) -> Box<Scratch> {
-        self.0.lock().pop().unwrap_or_default()
+        self.shelf().0.lock().pop().unwrap_or_default()
     }
 
     /// Keeps one for others, without what only an unusual request needs.
     pub fn give_back(&self, mut scratch: Box<Scratch>) {
         scratch.held.truncate(MAX_KEPT_PROMPTS);
-        if scratch.record.capacity() > MAX_KEPT_RECORD {
-            scratch.record = Vec::new();
-        }
-        let mut kept = self.0.lock();
+        scratch.spare.take_if(|spare| spare.memory() > MAX_KEPT_RECORD);
+        let mut kept = self.shelf().0.lock();
         if kept.len() < MAX_SCRATCHES {
             kept.push(scratch);
         }
@@ -78,7 +88,16 @@ impl Scratches {
 
     /// Forgets all: the fleet has changed, and they keep its accounts.
     pub fn clear(&self) {
-        self.0.lock().clear();
+        self.0.iter().for_each(|shelf| shelf.0.lock().clear());
+    }
+
+    /// The calling thread's.
+    fn shelf(&self) -> &Shelf {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+        }
+        &self.0[THREAD.with(|thread| *thread) % SHELVES]
     }
 }
 
@@ -126,6 +145,7 @@ pub fn gather(
     field.begin(lineup);
     let Question { now, role, freshness, others, .. } = *question;
     let has_others = !others.is_empty();
+    let limits = question.limits();
     // Most targets hold as much as some other: they make the same claim.
     let mut made = [((TierHits::default(), false, Share::ALL), u32::MAX); ALIKE];
     let mut last = made[0];
@@ -137,7 +157,7 @@ pub fn gather(
         // Not the verdict itself: one that has an address is written down twice.
         let (credited, may_guess) = (trust.credited, trust.leaves_room_for_history());
         let share = entrant.trust.credit();
-        let claim = || question.claim(entrant.slot, Worth { credited, may_guess, paired, share });
+        let claim = || question.claim(entrant.slot, Worth { credited, may_guess, paired, share }, &limits);
         let claim = match question.prompts {
             [one] if credited => {
                 let held = one.held.of(entrant.slot);
@@ -175,18 +195,34 @@ struct Worth {
     share: Share,
 }
 
+/// Most leading blocks that an engine can skip, by prompt; of engines whose tokens come
+/// one by one, and in pairs.
+struct Limits([SmallVec<[u64; 1]>; 2]);
+
 impl Question<'_> {
     /// What the view of `slot` claims of all prompts.
     fn claimed(&self, slot: Slot) -> TierHits {
         self.prompts.iter().map(|one| one.held.of(slot)).fold(TierHits::default(), added)
     }
 
+    /// Most leading blocks of each prompt that an engine can skip, with and without
+    /// pairs of tokens.
+    fn limits(&self) -> Limits {
+        let limit = |paired: bool| move |one: &Lookup<'_>| hits::limit(one.tokens, self.size, paired);
+        let of = |paired: bool| match self.bypasses_cache {
+            true => smallvec![0; self.prompts.len()],
+            false => self.prompts.iter().map(limit(paired)).collect(),
+        };
+        Limits([of(false), of(true)])
+    }
+
     #[inline(never)]
-    fn claim(&self, slot: Slot, worth: Worth) -> Claim {
+    fn claim(&self, slot: Slot, worth: Worth, limits: &Limits) -> Claim {
         let Worth { credited, may_guess, paired, share } = worth;
+        let limits = &limits.0[usize::from(paired)];
         let usable = |of: &dyn Fn(&Lookup<'_>) -> TierHits| {
-            let each = self.prompts.iter().map(|one| hits::usable(of(one), one.tokens, self.size, paired));
-            if self.bypasses_cache { TierHits::default() } else { each.fold(TierHits::default(), added) }
+            let each = self.prompts.iter().zip(limits).map(|(one, limit)| of(one).at_most(*limit));
+            each.fold(TierHits::default(), added)
         };
         let (hits, evidence) = match self.history {
             _ if credited => (share.of(usable(&|one| one.held.of(slot))), Evidence::View),
@@ -199,9 +235,7 @@ impl Question<'_> {
             _ => (TierHits::default(), Evidence::Nothing),
         };
         let evidence = if hits.total() == 0 { Evidence::Nothing } else { evidence };
-        let limit = self.prompts.iter().map(|one| hits::limit(one.tokens, self.size, paired)).sum();
-        let usable = if self.bypasses_cache { 0 } else { limit };
-        Claim { claimed: self.claimed(slot), hits, usable, evidence, credited }
+        Claim { claimed: self.claimed(slot), hits, usable: limits.iter().sum(), evidence, credited }
     }
 }
 

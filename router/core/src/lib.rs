@@ -13,6 +13,7 @@
 //! writes and reads what both leave behind.
 
 pub mod blocks;
+pub mod brief;
 pub mod events;
 pub mod gather;
 pub mod ids;

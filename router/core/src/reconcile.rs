@@ -122,6 +122,9 @@ impl Share {
     /// This share of `hits`, rounded down. What is cut is the deepest blocks, of
     /// mixed tiers those of the slower ones.
     pub fn of(self, hits: TierHits) -> TierHits {
+        if self == Self::ALL {
+            return hits;
+        }
         hits.at_most(hits.total().saturating_mul(u64::from(self.0)) / 1000)
     }
 }

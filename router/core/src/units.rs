@@ -87,6 +87,9 @@ impl TierHits {
     /// are.
     pub fn at_most(self, limit: u64) -> Self {
         let mut excess = self.total().saturating_sub(limit);
+        if excess == 0 {
+            return self;
+        }
         let mut cut = |blocks: u64| {
             let taken = blocks.min(excess);
             excess -= taken;

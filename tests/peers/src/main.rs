@@ -6,6 +6,7 @@
 //! and fails where the lower end of an interval misses a gated bar. Bars below
 //! 1.5 are reported and not gated: a shared machine moves that much by itself.
 
+#[cfg(not(feature = "decision"))]
 mod allocator;
 #[cfg(feature = "decision")]
 mod decision;
@@ -35,6 +36,8 @@ use crate::table::Table;
 /// Pairs of runs behind each ratio.
 const PAIRS: usize = 20;
 
+// Its counters would make the threads of the decision wait for each other.
+#[cfg(not(feature = "decision"))]
 #[global_allocator]
 static ALLOCATOR: allocator::Counting = allocator::Counting;
 

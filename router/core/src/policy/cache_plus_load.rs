@@ -11,6 +11,7 @@ use super::price::Reuse;
 use super::{Load, LoadWeights, Settings, Terms};
 
 /// What is not cached and what was not seen, in tokens.
+#[inline]
 pub(super) fn reuse(settings: &Settings, task: &Task, affinity: &Affinity) -> Reuse {
     let block = f64::from(task.size.tokens());
     let cached = settings.tiers.of(affinity.hits) * block;

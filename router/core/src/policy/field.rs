@@ -12,6 +12,7 @@ use super::candidates::{Affinity, Candidate, Candidates};
 use super::decode_demand::Demand;
 use super::leases::Account;
 use super::lineup::{Entrant, Lineup, Names, Standing};
+use super::prefixes::Depth;
 use super::price::Prices;
 use super::{Evidence, Load};
 use crate::ids::{Role, Slot, Target};
@@ -32,6 +33,8 @@ pub struct Field {
     /// Who holds more of the prompt for another namespace, and how many blocks.
     pub(crate) elsewhere: Vec<(u32, u64)>,
     pub(super) prices: Prices,
+    /// What every holder of prompts shares with this one; memory to use again.
+    depths: Vec<Depth>,
 }
 
 /// A candidate as its view has it.
@@ -177,14 +180,15 @@ impl Field {
     /// Makes room for the loads and shapes of all candidates, and hands out what
     /// they are made of.
     pub(super) fn begin_loads(&mut self) -> Loading<'_> {
-        let Self { lineup, sights, claims, shapes, shape_of, loads, demands, .. } = self;
+        let Self { lineup, sights, claims, shapes, shape_of, loads, demands, depths, .. } = self;
         shapes.clear();
         shape_of.clear();
         loads.clear();
         demands.clear();
+        depths.clear();
         shape_of.reserve(sights.len());
         loads.reserve(sights.len());
-        Loading { entrants: lineup.entrants(), sights, claims, shapes, shape_of, loads, demands }
+        Loading { entrants: lineup.entrants(), sights, claims, shapes, shape_of, loads, demands, depths }
     }
 }
 
@@ -197,6 +201,7 @@ pub(super) struct Loading<'a> {
     pub(super) shape_of: &'a mut Vec<u32>,
     pub(super) loads: &'a mut Vec<Load>,
     pub(super) demands: &'a mut Vec<Demand>,
+    pub(super) depths: &'a mut Vec<Depth>,
 }
 
 impl Shape {

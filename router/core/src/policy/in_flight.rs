@@ -89,17 +89,24 @@ impl InFlight {
         }
     }
 
-    /// The booking is over. One whose prefill was done counts until its time;
-    /// one that never got there will not be cached.
-    pub fn release(&mut self, ticket: Ticket, prefixes: &mut Prefixes) {
-        if self.get(ticket).is_some_and(|booking| booking.until.is_none()) {
-            self.cancel(ticket, prefixes);
-        }
+    /// The booking is over. One whose prefill was done counts until its time; one that
+    /// never got there will not be cached: then true, and its blocks are the caller's
+    /// to take out.
+    #[must_use]
+    pub fn release(&mut self, ticket: Ticket) -> bool {
+        let waits = self.get(ticket).is_some_and(|booking| booking.until.is_none());
+        waits && self.unlink(ticket).is_some()
     }
 
     /// The booking failed.
     pub fn cancel(&mut self, ticket: Ticket, prefixes: &mut Prefixes) {
-        let Some(booking) = self.get(ticket) else { return };
+        if let Some(booking) = self.unlink(ticket) {
+            prefixes.remove(booking.end, booking.holder, Kind::Predicted);
+        }
+    }
+
+    fn unlink(&mut self, ticket: Ticket) -> Option<Booking> {
+        let booking = self.get(ticket)?;
         if let Some(until) = booking.until {
             self.done.remove(&(until, ticket));
         }
@@ -112,7 +119,7 @@ impl InFlight {
         }
         self.bookings[ticket.place as usize].generation = 0;
         self.free.push(ticket.place);
-        prefixes.remove(booking.end, booking.holder, Kind::Predicted);
+        Some(booking)
     }
 
     /// Events of `holder` have spoken: its prefills that are done count by what
@@ -177,7 +184,8 @@ mod tests {
             depths.map(|depth| depth.predicted)
         };
         let book = |set: &mut InFlight, prefixes: &mut Prefixes, holder, to| {
-            let (end, _) = prefixes.insert(SPACE, &blocks(0..to), holder);
+            let walk = prefixes.follow(SPACE, &blocks(0..to));
+            let (end, _) = prefixes.insert(SPACE, &blocks(0..to), holder, walk);
             set.book(holder, end)
         };
         let one = book(&mut set, &mut prefixes, ONE, 4);
@@ -188,7 +196,7 @@ mod tests {
         assert_eq!(predicted(&prefixes), [4, 7], "a failed one predicts nothing");
         set.prefilled(Tick(100), one);
         set.prefilled(Tick(5_000), one);
-        set.release(one, &mut prefixes);
+        assert!(!set.release(one), "it counts a little longer");
         set.expire(Tick(2_100), &mut prefixes);
         assert_eq!(predicted(&prefixes), [4, 7], "events have their time");
         set.expire(Tick(2_101), &mut prefixes);
@@ -200,13 +208,15 @@ mod tests {
         set.confirmed(ONE, &mut prefixes);
         assert_eq!(predicted(&prefixes), [2, 7], "its events decide about what it prefilled");
         set.forget(ONE, &mut prefixes);
-        set.release(waiting, &mut prefixes);
-        let cancelled = book(&mut set, &mut prefixes, ONE, 2);
-        set.release(cancelled, &mut prefixes);
+        assert!(!set.release(waiting), "forgotten before");
+        let released = book(&mut set, &mut prefixes, ONE, 2);
+        let end = set.get(released).expect("it was booked").end;
+        assert!(set.release(released) && !set.release(released), "its blocks are for the caller to take out");
+        prefixes.remove(end, ONE, Kind::Both);
         set.forget(OTHER, &mut prefixes);
         let live = set.bookings.len() - set.free.len();
         assert_eq!((predicted(&prefixes), live, set.done.len()), ([0, 0], 0, 0));
-        // What is still counted is active: that is its lease's to take back.
+        // What is still counted is active: that is its leases' to take back.
         assert!(set.latest.iter().all(|latest| *latest == NOBODY) && !prefixes.is_empty());
     }
 }

@@ -24,11 +24,12 @@ use super::images::ImageMemory;
 use super::in_flight::{InFlight, Ticket};
 use super::outside::{EngineLoad, Outside, ReplicaId};
 use super::prefill_speed::PrefillSpeed;
-use super::prefixes::{Depth, End, Holder, Kind, Prefixes};
+use super::prefixes::{Depth, End, Gone, Holder, Kind, Prefixes, Walk};
 use super::sessions::{Hold, SessionUse, Sessions};
 use super::tie::Ties;
 use super::{Choice, Load, PickRequest, Settings, Switch, choose, follow};
 use crate::blocks::{BlockHash, NamespaceId};
+use crate::brief::Brief;
 use crate::ids::{Target, WorkerId};
 use crate::units::{BlockSize, Blocks, Millis, Tick, Tokens};
 
@@ -43,19 +44,18 @@ pub struct Account {
     active_blocks: Sum,
     queued: Sum,
     context: Sum,
-    requests: Sum,
-    demand_tokens: Sum,
-    demand_requests: Sum,
+    booked: Sum,
+    released: Sum,
+    /// Requests that wait for their first byte.
+    waiting: Sum,
     /// The holder of `seat`, [`NOBODY`] before there is one.
     holder: AtomicU32,
     /// Somebody else spoke of load on this target.
     outside_spoke: AtomicBool,
     /// Prefills are done that events have not confirmed yet.
     unconfirmed: AtomicBool,
-    /// Requests that wait for their first byte.
-    waiting: Sum,
-    booked: Sum,
-    released: Sum,
+    demand_tokens: Sum,
+    demand_requests: Sum,
     /// Where its prompts are; empty before the first booking.
     seat: OnceLock<Seat>,
     memory: Mutex<Memory>,
@@ -72,15 +72,14 @@ impl Default for Account {
             active_blocks: Sum::default(),
             queued: Sum::default(),
             context: Sum::default(),
-            requests: Sum::default(),
-            demand_tokens: Sum::default(),
-            demand_requests: Sum::default(),
+            booked: Sum::default(),
+            released: Sum::default(),
+            waiting: Sum::default(),
             holder: AtomicU32::new(NOBODY),
             outside_spoke: AtomicBool::new(false),
             unconfirmed: AtomicBool::new(false),
-            waiting: Sum::default(),
-            booked: Sum::default(),
-            released: Sum::default(),
+            demand_tokens: Sum::default(),
+            demand_requests: Sum::default(),
             seat: OnceLock::new(),
             memory: Mutex::default(),
         }
@@ -98,7 +97,7 @@ struct Memory {
 /// An account's place in the ledger that books on it.
 #[derive(Clone, Debug)]
 struct Seat {
-    desk: Arc<Mutex<Desk>>,
+    desk: Arc<Brief<Desk>>,
     holder: Holder,
 }
 
@@ -136,13 +135,20 @@ pub struct Turnover {
     pub released: u64,
 }
 
+impl Turnover {
+    /// Leases that live.
+    pub const fn in_flight(self) -> u64 {
+        self.booked.saturating_sub(self.released)
+    }
+}
+
 /// What a pick booked, until it is dropped.
 #[must_use = "dropping a lease releases it at once"]
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
     /// Its prompt among the account's.
-    prompt_end: Option<(Seat, End, Ticket)>,
+    prompt_end: Option<PromptEnd>,
     size: BlockSize,
     prompt: Tokens,
     /// Zero once the first byte has come.
@@ -155,6 +161,13 @@ pub struct Lease {
     demand: Option<Tokens>,
     /// Its hold on a session's binding.
     session: Option<Held>,
+}
+
+/// Where a booked prompt is, in the books of its account's ledger.
+#[derive(Clone, Copy, Debug)]
+struct PromptEnd {
+    end: End,
+    ticket: Ticket,
 }
 
 #[derive(Debug)]
@@ -189,7 +202,7 @@ pub struct Pick {
     pub lease: Lease,
     /// What the request's session had to say.
     pub session: SessionUse,
-    /// The target that round-robin chose before this pick.
+    /// The target that was chosen before this pick, where turns matter.
     pub turn: Option<Target>,
 }
 
@@ -198,7 +211,7 @@ pub struct Pick {
 pub struct NoPick {
     /// Whether there were candidates, all over their hard cap.
     pub overloaded: bool,
-    /// The target that was chosen before.
+    /// The target that was chosen before, where turns matter.
     pub turn: Option<Target>,
 }
 
@@ -206,13 +219,13 @@ pub struct NoPick {
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// The lock is the critical section.
-    desk: Arc<Mutex<Desk>>,
+    desk: Arc<Brief<Desk>>,
     sessions: Arc<Mutex<Sessions>>,
 }
 
 #[derive(Debug, Default)]
 struct Desk {
-    /// The target that round-robin chose last.
+    /// The target that was chosen last while turns mattered.
     turn: Option<Target>,
     /// The prompts of all leases, and of what in-flight credit predicts.
     prompts: Prefixes,
@@ -221,8 +234,6 @@ struct Desk {
     accounts: Vec<Weak<Account>>,
     /// Where the next look for a seat that is free again begins.
     looked: usize,
-    /// For one pick: what every holder shares with its prompt.
-    depths: Vec<Depth>,
 }
 
 impl Ledger {
@@ -238,17 +249,18 @@ impl Ledger {
         field: &mut Field,
     ) -> Result<Pick, NoPick> {
         let mut desk = self.desk.lock();
-        desk.load(now, settings, request, namespace, field);
-        let Some((choice, session)) = self.choose(now, settings, request, field, desk.turn.as_ref()) else {
-            return Err(NoPick { overloaded: !field.is_empty(), turn: desk.turn.clone() });
+        let walk = desk.load(now, settings, request, namespace, field);
+        let Some((choice, session)) = self.choose(now, settings, request, field, desk.turn(settings)) else {
+            return Err(NoPick { overloaded: !field.is_empty(), turn: desk.turn(settings).cloned() });
         };
         let target = field.target(choice.chosen);
-        let turn = desk.turn.replace(target.clone());
+        let turn = if settings.takes_turns() { desk.turn.replace(target.clone()) } else { None };
         let cached = request.size.tokens_in(Blocks(field.hits(choice.chosen)));
         let uncached = request.prompt.uncached(cached);
         let account = field.account(choice.chosen);
         let (size, prompt) = (request.size, request.prompt);
-        let mut lease = self.book(&mut desk, account, &Charge { namespace, blocks, size, prompt, uncached });
+        let charge = Charge { namespace, blocks, size, prompt, uncached };
+        let mut lease = self.book(&mut desk, account, &charge, walk);
         if decode_demand::counts(settings, request) {
             lease.hold_demand(decode_demand::input(request));
         }
@@ -271,12 +283,12 @@ impl Ledger {
     ) -> Result<(Choice, Option<Target>), NoPick> {
         let mut desk = self.desk.lock();
         desk.load(now, settings, request, namespace, field);
-        let chosen = self.choose(now, settings, request, field, desk.turn.as_ref());
-        let nobody = || NoPick { overloaded: !field.is_empty(), turn: desk.turn.clone() };
-        chosen.map(|(choice, _)| (choice, desk.turn.clone())).ok_or_else(nobody)
+        let chosen = self.choose(now, settings, request, field, desk.turn(settings));
+        let nobody = || NoPick { overloaded: !field.is_empty(), turn: desk.turn(settings).cloned() };
+        chosen.map(|(choice, _)| (choice, desk.turn(settings).cloned())).ok_or_else(nobody)
     }
 
-    fn book(&self, desk: &mut Desk, account: &Arc<Account>, charge: &Charge<'_>) -> Lease {
+    fn book(&self, desk: &mut Desk, account: &Arc<Account>, charge: &Charge<'_>, walk: Walk) -> Lease {
         let Charge { namespace, blocks, size, prompt, uncached } = *charge;
         let seat =
             account.seat.get_or_init(|| Seat { desk: Arc::clone(&self.desk), holder: desk.seat(account) });
@@ -287,14 +299,13 @@ impl Ledger {
         account.holder.store(if here { seat.holder.0 } else { NOBODY }, Ordering::Relaxed);
         let mut new = 0;
         let prompt_end = (here && !blocks.is_empty()).then(|| {
-            let (end, added) = desk.prompts.insert(namespace, blocks, seat.holder);
+            let (end, added) = desk.prompts.insert(namespace, blocks, seat.holder, walk);
             new = added;
-            (seat.clone(), end, desk.in_flight.book(seat.holder, end))
+            PromptEnd { end, ticket: desk.in_flight.book(seat.holder, end) }
         });
         account.active_blocks.add(new + 1);
         account.queued.add(uncached.0);
         account.context.add(prompt.0);
-        account.requests.add(1);
         account.waiting.add(1);
         account.booked.add(1);
         Lease {
@@ -313,7 +324,9 @@ impl Ledger {
 
     /// Charges `account` with what was chosen elsewhere.
     pub fn charge(&self, account: &Arc<Account>, charge: &Charge<'_>) -> Lease {
-        self.book(&mut self.desk.lock(), account, charge)
+        let mut desk = self.desk.lock();
+        let walk = desk.prompts.follow(charge.namespace, charge.blocks);
+        self.book(&mut desk, account, charge, walk)
     }
 
     /// Places that accounts have, those of accounts that are gone included.
@@ -382,6 +395,11 @@ impl Ledger {
 }
 
 impl Desk {
+    /// The target that was chosen last, where that matters.
+    fn turn(&self, settings: &Settings) -> Option<&Target> {
+        self.turn.as_ref().filter(|_| settings.takes_turns())
+    }
+
     /// Reads into `field` what is booked on each candidate, and what prompts in
     /// flight predict.
     fn load(
@@ -391,12 +409,12 @@ impl Desk {
         request: &PickRequest<'_>,
         namespace: NamespaceId,
         field: &mut Field,
-    ) {
+    ) -> Walk {
         self.in_flight.expire(now, &mut self.prompts);
-        self.depths.clear();
-        self.depths.resize(self.accounts.len(), Depth::default());
-        self.prompts.depths(namespace, request.blocks, &mut self.depths);
-        let Loading { entrants, sights, claims, shapes, shape_of, loads, demands } = field.begin_loads();
+        let Loading { entrants, sights, claims, shapes, shape_of, loads, demands, depths } =
+            field.begin_loads();
+        depths.resize(self.accounts.len(), Depth::default());
+        let walk = self.prompts.depths(namespace, request.blocks, depths);
         let counts_demand = decode_demand::counts(settings, request);
         let credit = settings.in_flight_credit == Switch::Enabled;
         // Most candidates are like some other: their shape is made once.
@@ -405,7 +423,7 @@ impl Desk {
         for sight in sights {
             let Sight { place, claim, .. } = sight;
             let account = &*entrants[*place as usize].account;
-            let depth = self.depths.get(account.holder.load(Ordering::Relaxed) as usize);
+            let depth = depths.get(account.holder.load(Ordering::Relaxed) as usize);
             let depth = depth.copied().unwrap_or_default();
             if (last.0, last.1) != (*claim, depth) || !request.images.is_empty() {
                 let like = &mut made[depth.mixed(*claim) as usize % ALIKE];
@@ -432,6 +450,7 @@ impl Desk {
                 demands.push(Demand { tokens, requests: account.demand_requests.get() });
             }
         }
+        walk
     }
 
     /// A place for `account`: one whose account is gone, else a new one.
@@ -494,7 +513,9 @@ impl Account {
 
     /// How many leases there have been.
     pub fn turnover(&self) -> Turnover {
-        Turnover { booked: self.booked.get(), released: self.released.get() }
+        // In this order: what was released was booked before.
+        let released = self.released.get();
+        Turnover { booked: self.booked.get(), released }
     }
 
     /// When a prefill of `uncached` tokens that was just booked will have its
@@ -509,7 +530,7 @@ impl Account {
             active_blocks: self.active_blocks.get(),
             queued: Tokens(self.queued.get()),
             context: Tokens(self.context.get()),
-            requests: self.requests.get(),
+            requests: self.turnover().in_flight(),
         }
     }
 
@@ -534,8 +555,8 @@ impl Lease {
         let queued = std::mem::take(&mut self.queued);
         self.account.queued.sub(queued.0);
         self.account.waiting.sub(1);
-        if let Some((seat, _, ticket)) = &self.prompt_end {
-            seat.desk.lock().in_flight.prefilled(now, *ticket);
+        if let Some((seat, PromptEnd { ticket, .. })) = self.seated() {
+            seat.desk.lock().in_flight.prefilled(now, ticket);
             self.account.unconfirmed.store(true, Ordering::Relaxed);
         }
         if let Some(elapsed) = elapsed.filter(|_| queued.0 > 0) {
@@ -545,9 +566,9 @@ impl Lease {
 
     /// The attempt failed: what it booked will not be cached.
     pub fn fail(&mut self) {
-        if let Some((seat, _, ticket)) = &self.prompt_end {
+        if let Some((seat, PromptEnd { ticket, .. })) = self.seated() {
             let desk = &mut *seat.desk.lock();
-            desk.in_flight.cancel(*ticket, &mut desk.prompts);
+            desk.in_flight.cancel(ticket, &mut desk.prompts);
         }
         if let Some(held) = self.session.take() {
             held.sessions.lock().fail(&held.hold);
@@ -577,6 +598,11 @@ impl Lease {
         self.account.prefill_estimate()
     }
 
+    /// Where its prompt is booked.
+    fn seated(&self) -> Option<(&Seat, PromptEnd)> {
+        self.account.seat.get().zip(self.prompt_end)
+    }
+
     /// Counts `tokens` of input for decoding until the lease ends.
     fn hold_demand(&mut self, tokens: Tokens) {
         self.account.demand_tokens.add(tokens.0);
@@ -587,17 +613,15 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut gone = self.private;
-        if let Some((seat, end, ticket)) = &self.prompt_end {
+        let gone = self.seated().map_or_else(Gone::default, |(seat, PromptEnd { end, ticket })| {
             let desk = &mut *seat.desk.lock();
-            gone += desk.prompts.remove(*end, seat.holder, Kind::Active);
-            desk.in_flight.release(*ticket, &mut desk.prompts);
-        }
+            let kind = if desk.in_flight.release(ticket) { Kind::Both } else { Kind::Active };
+            desk.prompts.remove(end, seat.holder, kind)
+        });
         let account = &self.account;
-        account.active_blocks.sub(gone);
+        account.active_blocks.sub(gone.blocks + self.private);
         account.queued.sub(self.queued.0);
         account.context.sub((self.prompt + self.generated).0);
-        account.requests.sub(1);
         account.waiting.sub(u64::from(self.waits));
         if let Some(demand) = self.demand {
             account.demand_tokens.sub(demand.0);

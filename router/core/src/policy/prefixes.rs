@@ -24,6 +24,18 @@ pub enum Kind {
     Active,
     /// Blocks that will soon be hits.
     Predicted,
+    /// Both at once.
+    Both,
+}
+
+impl Kind {
+    const fn is_active(self) -> bool {
+        matches!(self, Self::Active | Self::Both)
+    }
+
+    const fn is_predicted(self) -> bool {
+        matches!(self, Self::Predicted | Self::Both)
+    }
 }
 
 /// A target's number among those that prompts are booked on.
@@ -52,6 +64,29 @@ impl Depth {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct End(Option<u32>);
 
+/// How far a prompt goes along others. Good until prompts are booked or removed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Walk {
+    /// The last node that it passes into.
+    node: Option<u32>,
+    /// How many blocks of that node it shares, where it leaves the node in the middle.
+    leaves_at: Option<usize>,
+    /// How many of its blocks it shares with others.
+    depth: usize,
+}
+
+/// What became of a prompt's removal.
+#[derive(Debug, Default)]
+pub struct Gone {
+    /// Blocks that stand in no active prompt of the holder any more.
+    pub blocks: u64,
+    /// The prompt, where nobody else has it: to be dropped outside of any lock.
+    pub prompt: Option<Arc<[BlockHash]>>,
+}
+
+/// Most children or holders whose room a free node keeps.
+const MAX_KEPT: usize = 32;
+
 /// A multiset of prompts.
 #[derive(Debug, Default)]
 pub struct Prefixes {
@@ -69,7 +104,7 @@ struct Holding {
     predicted: u32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Node {
     /// The prompt that brought these blocks, and where they stand in it.
     prompt: Arc<[BlockHash]>,
@@ -81,15 +116,6 @@ struct Node {
     children: Vec<u32>,
     /// Sorted by holder; none counts nothing.
     holdings: Vec<Holding>,
-}
-
-impl Holding {
-    fn count_mut(&mut self, kind: Kind) -> &mut u32 {
-        match kind {
-            Kind::Active => &mut self.active,
-            Kind::Predicted => &mut self.predicted,
-        }
-    }
 }
 
 impl Node {
@@ -119,70 +145,62 @@ impl Node {
 }
 
 impl Prefixes {
-    /// Books `prompt` for `holder`, once as each kind. Returns also how many of
-    /// its blocks no active prompt of the holder had.
+    /// Books `prompt` for `holder`, once as each kind, where `walk` says that it
+    /// belongs. Returns also how many of its blocks no active prompt of the holder had.
     pub fn insert(
         &mut self,
         namespace: NamespaceId,
         prompt: &Arc<[BlockHash]>,
         holder: Holder,
+        walk: Walk,
     ) -> (End, u64) {
-        let Some(first) = prompt.first() else { return (End(None), 0) };
-        let mut at = self.roots.get(&(namespace, *first)).copied();
-        let (mut parent, mut depth) = (None, 0);
-        while let Some(node) = at {
-            let shared = self.nodes[node as usize].shared(&prompt[depth..]);
-            depth += shared;
-            let node =
-                if shared < self.nodes[node as usize].run().len() { self.split(node, shared) } else { node };
-            parent = Some(node);
-            at = prompt.get(depth).and_then(|next| self.child(node, *next));
-            if depth == prompt.len() {
-                break;
-            }
-        }
-        let end =
-            if depth == prompt.len() { parent } else { Some(self.grow(namespace, parent, prompt, depth)) };
+        let Walk { node, leaves_at, depth } = walk;
+        let parent = match (node, leaves_at) {
+            (Some(node), Some(at)) => Some(self.split(node, at)),
+            _ => node,
+        };
+        let whole = depth == prompt.len();
+        let end = if whole { parent } else { Some(self.grow(namespace, parent, prompt, depth)) };
         (End(end), self.count(end, holder))
     }
 
     /// Takes back one count of a prompt that was booked for `holder`. Exactly
-    /// once per kind. Returns how many blocks stand in no active prompt of the
-    /// holder any more.
-    pub fn remove(&mut self, end: End, holder: Holder, kind: Kind) -> u64 {
-        let (mut at, mut gone) = (end.0, 0);
+    /// once per kind.
+    pub fn remove(&mut self, end: End, holder: Holder, kind: Kind) -> Gone {
+        let (mut at, mut gone) = (end.0, Gone::default());
         while let Some(id) = at {
             let node = &mut self.nodes[id as usize];
             at = node.parent;
             let Ok(place) = node.holdings.binary_search_by_key(&holder, |holding| holding.holder) else {
                 continue;
             };
-            let count = node.holdings[place].count_mut(kind);
-            *count = count.saturating_sub(1);
-            if *count == 0 && kind == Kind::Active {
-                gone += node.run().len() as u64;
+            let holding = &mut node.holdings[place];
+            if kind.is_active() {
+                holding.active = holding.active.saturating_sub(1);
             }
-            let holding = node.holdings[place];
+            if kind.is_predicted() {
+                holding.predicted = holding.predicted.saturating_sub(1);
+            }
+            let holding = *holding;
+            if kind.is_active() && holding.active == 0 {
+                gone.blocks += node.run().len() as u64;
+            }
             if holding.active == 0 && holding.predicted == 0 {
                 node.holdings.remove(place);
             }
             if node.holdings.is_empty() {
-                self.prune(id);
+                let prompt = self.prune(id);
+                gone.prompt.get_or_insert(prompt);
             }
         }
         gone
     }
 
     /// What prompts of every holder share with `prompt`, at the holder's number in
-    /// `depths`, which starts out as zeros and is long enough. O(holders of the
-    /// first blocks + nodes passed).
-    pub fn depths(&self, namespace: NamespaceId, prompt: &[BlockHash], depths: &mut [Depth]) {
-        let mut at = prompt.first().and_then(|first| self.roots.get(&(namespace, *first)).copied());
-        let mut depth = 0;
-        while let Some(id) = at {
-            let node = &self.nodes[id as usize];
-            let shared = node.shared(&prompt[depth..]);
-            depth += shared;
+    /// `depths`, which starts out as zeros and is long enough; and how far it goes
+    /// along all of them. O(holders of the first blocks + nodes passed).
+    pub fn depths(&self, namespace: NamespaceId, prompt: &[BlockHash], depths: &mut [Depth]) -> Walk {
+        self.walk(namespace, prompt, |node, depth| {
             for holding in &node.holdings {
                 let Some(found) = depths.get_mut(holding.holder.0 as usize) else { continue };
                 if holding.active > 0 {
@@ -192,11 +210,37 @@ impl Prefixes {
                     found.predicted = depth as u32;
                 }
             }
+        })
+    }
+
+    /// How far `prompt` goes along others.
+    pub fn follow(&self, namespace: NamespaceId, prompt: &[BlockHash]) -> Walk {
+        self.walk(namespace, prompt, |_, _| {})
+    }
+
+    /// Shows every node that `prompt` passes into, and how deep it goes there.
+    #[inline]
+    fn walk(
+        &self,
+        namespace: NamespaceId,
+        prompt: &[BlockHash],
+        mut passes: impl FnMut(&Node, usize),
+    ) -> Walk {
+        let mut at = prompt.first().and_then(|first| self.roots.get(&(namespace, *first)).copied());
+        let mut walk = Walk::default();
+        while let Some(id) = at {
+            let node = &self.nodes[id as usize];
+            let shared = node.shared(&prompt[walk.depth..]);
+            walk.node = at;
+            walk.depth += shared;
+            passes(node, walk.depth);
             if shared < node.run().len() {
+                walk.leaves_at = Some(shared);
                 break;
             }
-            at = prompt.get(depth).and_then(|next| self.child(id, *next));
+            at = prompt.get(walk.depth).and_then(|next| self.child(id, *next));
         }
+        walk
     }
 
     fn child(&self, node: u32, first: BlockHash) -> Option<u32> {
@@ -234,11 +278,14 @@ impl Prefixes {
         prompt: &Arc<[BlockHash]>,
         from: usize,
     ) -> u32 {
-        let prompt = Arc::clone(prompt);
         let (first, to) = (prompt[from], prompt.len());
-        let (children, holdings) = (Vec::new(), Vec::new());
-        let node = Node { prompt, from, to, namespace, parent, children, holdings };
-        let id = self.store(node);
+        let id = self.free.pop().unwrap_or(self.nodes.len() as u32);
+        if id as usize == self.nodes.len() {
+            self.nodes.push(Node::default());
+        }
+        let node = &mut self.nodes[id as usize];
+        node.prompt = Arc::clone(prompt);
+        (node.from, node.to, node.namespace, node.parent) = (from, to, namespace, parent);
         match parent {
             Some(parent) => self.nodes[parent as usize].children.push(id),
             None => drop(self.roots.insert((namespace, first), id)),
@@ -294,20 +341,23 @@ impl Prefixes {
     }
 
     /// Frees a node that nobody counts; its children are gone already, because
-    /// whoever counts a child counts its parents too.
-    fn prune(&mut self, id: u32) {
+    /// whoever counts a child counts its parents too. Returns its prompt.
+    fn prune(&mut self, id: u32) -> Arc<[BlockHash]> {
         let node = &mut self.nodes[id as usize];
         let (parent, namespace, first) = (node.parent, node.namespace, node.first());
-        // Lets go of the prompt's memory.
-        node.prompt = Arc::from([]);
-        (node.children, node.holdings) = (Vec::new(), Vec::new());
+        let prompt = std::mem::take(&mut node.prompt);
         (node.from, node.to) = (0, 0);
+        // Room for a few is used again.
+        node.children.clear();
+        node.children.shrink_to(MAX_KEPT);
+        node.holdings.shrink_to(MAX_KEPT);
         match (parent, first) {
             (Some(parent), _) => self.nodes[parent as usize].children.retain(|child| *child != id),
             (None, Some(first)) => drop(self.roots.remove(&(namespace, first))),
             (None, None) => {}
         }
         self.free.push(id);
+        prompt
     }
 }
 
@@ -360,7 +410,8 @@ mod tests {
                 match action {
                     Action::Book(space, holder, tokens) => {
                         let (space, blocks) = (NamespaceId(space.into()), prompt(&tokens));
-                        let (end, new) = prefixes.insert(space, &blocks, Holder(holder));
+                        let walk = prefixes.follow(space, &blocks);
+                        let (end, new) = prefixes.insert(space, &blocks, Holder(holder), walk);
                         active[holder as usize] += new;
                         live.push((space, Holder(holder), blocks, end, [true, true]));
                     }
@@ -369,7 +420,7 @@ mod tests {
                         let (kind, at) = if of_lease { (Kind::Active, 0) } else { (Kind::Predicted, 1) };
                         if std::mem::take(&mut live[which].4[at]) {
                             let holder = live[which].1;
-                            active[holder.0 as usize] -= prefixes.remove(live[which].3, holder, kind);
+                            active[holder.0 as usize] -= prefixes.remove(live[which].3, holder, kind).blocks;
                         }
                         live.retain(|(.., kinds)| kinds[0] || kinds[1]);
                     }

@@ -160,6 +160,7 @@ fn each<C: Candidates + ?Sized>(
 }
 
 /// What an affinity saves and what it leaves to do, as the policy counts it.
+#[inline]
 fn reuse(settings: &Settings, task: &Task, affinity: &Affinity) -> Reuse {
     match settings.policy {
         PolicyKind::CachePlusLoad => cache_plus_load::reuse(settings, task, affinity),

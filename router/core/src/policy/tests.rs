@@ -279,6 +279,25 @@ fn simultaneous_prompts_do_not_herd() {
 }
 
 #[test]
+fn turns_are_kept_where_round_robin_asks_for_them() {
+    let (ledger, lineup, blocks) = (Ledger::default(), fleet(2), ten_blocks());
+    let blocks: Arc<[BlockHash]> = blocks.into();
+    let mut settings = settings(PolicyKind::CachePlusLoad, 1.0);
+    let pick = |settings: &Settings| {
+        book(&ledger, 0, settings, &request(&blocks, "r"), &blocks, &lineup).expect("two").0
+    };
+    assert_eq!([pick(&settings).turn, pick(&settings).turn], [None, None], "nobody asks");
+    settings.shadows = settings.shadows.with(PolicyKind::RoundRobin);
+    let first = pick(&settings);
+    let target = lineup.names()[first.choice.chosen].clone();
+    assert_eq!((first.turn, pick(&settings).turn), (None, Some(target)), "a shadow asks");
+    settings.policy = PolicyKind::RoundRobin;
+    settings.shadows = Default::default();
+    let (one, other) = (pick(&settings).choice.chosen, pick(&settings).choice.chosen);
+    assert_ne!(one, other, "the policy asks");
+}
+
+#[test]
 fn round_robin_takes_turns_even_when_the_fleet_changes() {
     let settings = settings(PolicyKind::RoundRobin, 1.0);
     let all = candidates(&[(9, 0, 0, 0), (0, 7, 0, 0), (0, 0, 0, 0)]);

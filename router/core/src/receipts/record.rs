@@ -107,9 +107,9 @@ pub struct Draft<'a> {
 }
 
 /// One decision in bytes, and the names that it refers to. Clones share both.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    bytes: Arc<[u8]>,
+    bytes: Arc<Vec<u8>>,
     names: Names,
 }
 
@@ -186,14 +186,32 @@ impl<'a> Draft<'a> {
 
     /// The record.
     pub fn encode(&self) -> Record {
-        self.encode_in(&mut Vec::new())
+        self.encode_over(None)
     }
 
-    /// The record, written in `room` first: one allocation, whatever the number of
-    /// candidates, when `room` is used again.
-    pub fn encode_in(&self, room: &mut Vec<u8>) -> Record {
-        room.clear();
-        let mut out = Writer { out: room };
+    /// The record, written over one that is not needed any more, in its memory where
+    /// nobody else has it.
+    pub fn encode_over(&self, spare: Option<Record>) -> Record {
+        let mut spare = spare.unwrap_or_default();
+        match self.field {
+            Some(field) if Arc::ptr_eq(&spare.names, field.names()) => {}
+            Some(field) => spare.names = Arc::clone(field.names()),
+            None => spare.names = Names::default(),
+        }
+        match Arc::get_mut(&mut spare.bytes) {
+            Some(bytes) => self.write(bytes),
+            None => {
+                let mut bytes = Vec::new();
+                self.write(&mut bytes);
+                spare.bytes = Arc::new(bytes);
+            }
+        }
+        spare
+    }
+
+    fn write(&self, bytes: &mut Vec<u8>) {
+        bytes.clear();
+        let mut out = Writer { out: bytes };
         out.out.extend_from_slice(&[0; 4]);
         out.out.push(VERSION);
         out.text(self.request_id);
@@ -236,8 +254,6 @@ impl<'a> Draft<'a> {
         }
         let length = u32::try_from(out.out.len()).unwrap_or(u32::MAX);
         out.out[..4].copy_from_slice(&length.to_le_bytes());
-        let names = self.field.map_or_else(|| Arc::from([]), |field| Arc::clone(field.names()));
-        Record { bytes: Arc::from(&room[..]), names }
     }
 }
 
@@ -247,6 +263,17 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
+    /// Appends fields of at most `ROOM` bytes.
+    #[inline]
+    fn few<const ROOM: usize>(&mut self, write: impl FnOnce(&mut Few<'_>)) {
+        let start = self.out.len();
+        self.out.extend_from_slice(&[0; ROOM]);
+        let mut few = Few { room: &mut self.out[start..], length: 0 };
+        write(&mut few);
+        let end = start + few.length;
+        self.out.truncate(end);
+    }
+
     fn int(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.out.push(value as u8 | 0x80);
@@ -269,33 +296,28 @@ impl Writer<'_> {
         self.out.extend_from_slice(numbers.map(f64::to_le_bytes).as_flattened());
     }
 
-    fn optional(&mut self, number: Option<f64>) {
-        self.out.push(u8::from(number.is_some()));
-        if let Some(number) = number {
-            self.doubles([number]);
-        }
-    }
-
     /// Policy, overlap × 3 (the last two optional), load × 4, tiers × 3, in-flight
     /// credit, most queued (optional), cold reserve, image weight, session mode and
     /// time to live, shadows, demand mode and its request weight.
     fn settings(&mut self, settings: &Settings) {
         let Settings { policy, overlap, load, tiers, in_flight_credit, overload, .. } = settings;
-        self.out.push(policy.code());
-        self.doubles([overlap.default]);
-        self.optional(overlap.prefill);
-        self.optional(overlap.decode);
-        self.doubles([load.queue, load.decode, load.request, load.imbalance]);
-        self.doubles([tiers.device, tiers.host, tiers.disk]);
-        self.out.push(in_flight_credit.code());
-        self.out.push(u8::from(overload.max_queued.is_some()));
-        overload.max_queued.iter().for_each(|most| self.int(most.0));
-        self.doubles([overload.cold_reserve, settings.image_weight.0]);
-        self.out.push(settings.sessions.mode.code());
-        self.int(settings.sessions.time_to_live.0);
-        self.int(settings.shadows.iter().fold(0, |set, policy| set | 1 << policy.code()));
-        self.out.push(settings.decode_demand.mode.code());
-        self.doubles([settings.decode_demand.request_weight]);
+        let shadows = settings.shadows.iter().fold(0, |set, policy| set | 1 << policy.code());
+        self.few::<160>(|few| {
+            few.bytes([policy.code()]);
+            few.doubles([overlap.default]);
+            few.optional(overlap.prefill);
+            few.optional(overlap.decode);
+            few.doubles([load.queue, load.decode, load.request, load.imbalance]);
+            few.doubles([tiers.device, tiers.host, tiers.disk]);
+            few.bytes([in_flight_credit.code(), u8::from(overload.max_queued.is_some())]);
+            overload.max_queued.iter().for_each(|most| few.int(most.0));
+            few.doubles([overload.cold_reserve, settings.image_weight.0]);
+            few.bytes([settings.sessions.mode.code()]);
+            few.int(settings.sessions.time_to_live.0);
+            few.int(shadows);
+            few.bytes([settings.decode_demand.mode.code()]);
+            few.doubles([settings.decode_demand.request_weight]);
+        });
     }
 
     fn field(&mut self, field: &Field, blocks: &[BlockHash]) {
@@ -336,14 +358,16 @@ impl Writer<'_> {
         let Shape { claimed, hits, predicted, evidence, credited, shared_active, images_seen } = *shape;
         let next = usize::try_from(hits.total()).ok().and_then(|at| blocks.get(at));
         let flags = evidence.code() | u8::from(credited) << 2 | u8::from(next.is_some()) << 6;
-        self.out.push(flags);
-        for tiers in [claimed, hits] {
-            [tiers.device, tiers.host, tiers.disk].into_iter().for_each(|blocks| self.int(blocks));
-        }
-        [predicted, shared_active, images_seen].into_iter().for_each(|number| self.int(number));
-        if let Some(next) = next {
-            self.out.extend_from_slice(&next.0.to_le_bytes());
-        }
+        self.few::<99>(|few| {
+            few.bytes([flags]);
+            for tiers in [claimed, hits] {
+                [tiers.device, tiers.host, tiers.disk].into_iter().for_each(|blocks| few.int(blocks));
+            }
+            [predicted, shared_active, images_seen].into_iter().for_each(|number| few.int(number));
+            if let Some(next) = next {
+                few.bytes(next.0.to_le_bytes());
+            }
+        });
     }
 
     fn column<T>(&mut self, values: &[T], span: Span, number: impl Fn(&T) -> u64) {
@@ -366,6 +390,40 @@ impl Writer<'_> {
         for (cell, value) in cells.iter_mut().zip(values) {
             cell.copy_from_slice(&number(value).to_le_bytes()[..WIDTH]);
         }
+    }
+}
+
+/// Room for a few fields at the end of a record: to append them one by one costs
+/// several times as much.
+struct Few<'a> {
+    room: &'a mut [u8],
+    length: usize,
+}
+
+impl Few<'_> {
+    #[inline]
+    fn bytes<const COUNT: usize>(&mut self, bytes: [u8; COUNT]) {
+        self.room[self.length..self.length + COUNT].copy_from_slice(&bytes);
+        self.length += COUNT;
+    }
+
+    #[inline]
+    fn int(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes([value as u8 | 0x80]);
+            value >>= 7;
+        }
+        self.bytes([value as u8]);
+    }
+
+    #[inline]
+    fn doubles<const COUNT: usize>(&mut self, numbers: [f64; COUNT]) {
+        numbers.into_iter().for_each(|number| self.bytes(number.to_le_bytes()));
+    }
+
+    fn optional(&mut self, number: Option<f64>) {
+        self.bytes([u8::from(number.is_some())]);
+        number.into_iter().for_each(|number| self.doubles([number]));
     }
 }
 
@@ -395,7 +453,12 @@ impl Record {
     /// Takes bytes for a record of candidates among `names`; whether they are one
     /// shows when it is read.
     pub fn from_parts(bytes: &[u8], names: Names) -> Self {
-        Self { bytes: bytes.into(), names }
+        Self { bytes: Arc::new(bytes.to_vec()), names }
+    }
+
+    /// Memory that it takes, without the names.
+    pub fn memory(&self) -> usize {
+        self.bytes.capacity()
     }
 
     /// Its bytes.

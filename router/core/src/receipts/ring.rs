@@ -33,6 +33,15 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReceiptNumber(pub u64);
 
+/// That a record was filed.
+#[derive(Debug)]
+pub struct Filed {
+    /// Its number.
+    pub number: ReceiptNumber,
+    /// A record that made room for it, to write the next one over.
+    pub spare: Option<Record>,
+}
+
 impl Entry {
     /// The receipt. Records are of our own making; one that cannot be read is
     /// an error of ours, and there is no receipt of it.
@@ -43,7 +52,7 @@ impl Entry {
 
     /// Memory that it takes, roughly.
     pub fn bytes(&self) -> usize {
-        size_of::<Self>() + self.record.as_bytes().len()
+        size_of::<Self>() + self.record.memory()
     }
 }
 
@@ -54,7 +63,7 @@ impl Ring {
     }
 
     /// Files a record; the oldest makes room.
-    pub fn file(&mut self, record: Record, result: Option<ResultRecord>) -> ReceiptNumber {
+    pub fn file(&mut self, record: Record, result: Option<ResultRecord>) -> Filed {
         // Names are shared by all records between two changes of the fleet.
         let shared =
             self.entries.back().is_some_and(|(last, _)| Arc::ptr_eq(last.record.names(), record.names()));
@@ -63,11 +72,15 @@ impl Ring {
         let bytes = entry.bytes() + names;
         self.bytes += bytes;
         self.entries.push_back((entry, bytes));
+        let mut spare = None;
         while self.entries.len() > self.capacity || (self.bytes > MAX_RING_BYTES && self.entries.len() > 1) {
-            self.bytes -= self.entries.pop_front().map_or(0, |(_, bytes)| bytes);
+            if let Some((oldest, bytes)) = self.entries.pop_front() {
+                self.bytes -= bytes;
+                spare = Some(oldest.record);
+            }
             self.first += 1;
         }
-        ReceiptNumber(self.first + self.entries.len() as u64 - 1)
+        Filed { number: ReceiptNumber(self.first + self.entries.len() as u64 - 1), spare }
     }
 
     /// Joins what became of it. A receipt that left the ring is not missed.

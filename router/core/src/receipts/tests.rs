@@ -494,7 +494,7 @@ fn the_ring_is_bounded_and_joins_only_what_it_still_holds() {
     let mut ring = Ring::new(2);
     let numbers: Vec<_> = ["a", "b", "c"]
         .iter()
-        .map(|id| ring.file(Draft::undecided(id, &settings, 16).encode(), None))
+        .map(|id| ring.file(Draft::undecided(id, &settings, 16).encode(), None).number)
         .collect();
     let result = ResultRecord { status: 200, ..ResultRecord::default() };
     let before = ring.latest(1, |_| true);

@@ -1,10 +1,11 @@
 //! Our decision, put together as the router's `route` does.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use kvrouter_core::blocks::BlockHash;
+use kvrouter_core::blocks::{BlockHash, chain_of};
+use kvrouter_core::brief::Brief;
 use kvrouter_core::events::envelope::Status;
 use kvrouter_core::gather::{Lookup, Question, Scratch, Scratches, gather};
 use kvrouter_core::ids::{Epoch, Role, Slot, Target, WorkerId};
@@ -15,7 +16,6 @@ use kvrouter_core::policy::{PickRequest, Settings, shadow};
 use kvrouter_core::receipts::{Draft, Ring};
 use kvrouter_core::trust::{Freshness, SharedTrust};
 use kvrouter_core::units::{BlockSize, Tick, Tokens};
-use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
 use super::writer::{Takes, Writers};
@@ -42,7 +42,7 @@ struct World {
     heard: AtomicU64,
     ledger: Ledger,
     scratches: Scratches,
-    receipts: Mutex<Ring>,
+    receipts: Brief<Ring>,
     prompts: Vec<Vec<u32>>,
     known: Vec<Arc<[BlockHash]>>,
     issued: AtomicUsize,
@@ -80,7 +80,7 @@ impl Ours {
             heard: AtomicU64::new(1),
             ledger: Ledger::default(),
             scratches: Scratches::default(),
-            receipts: Mutex::new(Ring::new(RECEIPTS)),
+            receipts: Brief::new(Ring::new(RECEIPTS)),
             prompts: prompts.to_vec(),
             known,
             issued: AtomicUsize::new(0),
@@ -119,11 +119,14 @@ impl Ours {
 impl World {
     fn decide(&self, at: usize, known: bool) -> Lease {
         let at = at % self.prompts.len();
+        let size = BlockSize::new(BLOCK).expect("not zero");
         let (prompt, now) = (Tokens(self.prompts[at].len() as u64), Tick(0));
-        let blocks = if known { Arc::clone(&self.known[at]) } else { chain(&self.prompts[at]).into() };
+        let blocks = match known {
+            true => Arc::clone(&self.known[at]),
+            false => chain_of(BlockHash(0), size, &self.prompts[at]),
+        };
         let id: Arc<str> = format!("request-{}", self.issued.fetch_add(1, Ordering::Relaxed)).into();
         let settings = Settings::default();
-        let size = BlockSize::new(BLOCK).expect("not zero");
         let request = PickRequest {
             id: &id,
             role: Role::Mixed,
@@ -136,7 +139,7 @@ impl World {
         };
         let mut scratch = self.scratches.take();
         self.index.look_up(SPACE, &blocks, &mut scratch.held(1)[0]);
-        let Scratch { held, field, record } = &mut *scratch;
+        let Scratch { held, field, spare } = &mut *scratch;
         let prompts = vec![Lookup { tokens: prompt, blocks: &blocks, held: &held[0] }];
         let question = Question {
             now,
@@ -169,9 +172,9 @@ impl World {
             shadows: &shadows,
             ..Draft::undecided(&id, &settings, BLOCK)
         };
-        let record = draft.encode_in(record);
+        let record = draft.encode_over(spare.take());
+        scratch.spare = self.receipts.lock().file(record, None).spare;
         self.scratches.give_back(scratch);
-        self.receipts.lock().file(record, None);
         pick.lease
     }
 }
