@@ -14,6 +14,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use crate::blocks::{BlockHash, NamespaceId};
 
@@ -84,9 +85,6 @@ pub struct Gone {
     pub prompt: Option<Arc<[BlockHash]>>,
 }
 
-/// Most children or holders whose room a free node keeps.
-const MAX_KEPT: usize = 32;
-
 /// A multiset of prompts.
 #[derive(Debug, Default)]
 pub struct Prefixes {
@@ -104,6 +102,8 @@ struct Holding {
     predicted: u32,
 }
 
+/// Most have a holder and no child, and then this is all there is to one: memory that
+/// goes from core to core with the ledger's lock.
 #[derive(Debug, Default)]
 struct Node {
     /// The prompt that brought these blocks, and where they stand in it.
@@ -113,9 +113,9 @@ struct Node {
     namespace: NamespaceId,
     parent: Option<u32>,
     /// By their first block.
-    children: Vec<u32>,
+    children: SmallVec<[u32; 4]>,
     /// Sorted by holder; none counts nothing.
-    holdings: Vec<Holding>,
+    holdings: SmallVec<[Holding; 2]>,
 }
 
 impl Node {
@@ -303,7 +303,7 @@ impl Prefixes {
             to: lower.from + at,
             namespace: lower.namespace,
             parent: lower.parent,
-            children: vec![id],
+            children: smallvec![id],
             holdings: lower.holdings.clone(),
         };
         lower.from += at;
@@ -347,10 +347,7 @@ impl Prefixes {
         let (parent, namespace, first) = (node.parent, node.namespace, node.first());
         let prompt = std::mem::take(&mut node.prompt);
         (node.from, node.to) = (0, 0);
-        // Room for a few is used again.
-        node.children.clear();
-        node.children.shrink_to(MAX_KEPT);
-        node.holdings.shrink_to(MAX_KEPT);
+        (node.children, node.holdings) = Default::default();
         match (parent, first) {
             (Some(parent), _) => self.nodes[parent as usize].children.retain(|child| *child != id),
             (None, Some(first)) => drop(self.roots.remove(&(namespace, first))),
