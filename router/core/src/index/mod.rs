@@ -80,8 +80,8 @@ impl Hit {
 #[derive(Clone, Debug, Default)]
 pub struct Holdings {
     hits: Vec<Hit>,
-    /// By slot: one more than the place in `hits`, zero for none.
-    places: Vec<u32>,
+    /// The same by slot; zeros for nothing.
+    tiers: Vec<[u32; 3]>,
 }
 
 impl Holdings {
@@ -93,8 +93,8 @@ impl Holdings {
     /// Leading blocks that `slot` holds.
     #[inline]
     pub fn of(&self, slot: Slot) -> TierHits {
-        let place = self.places.get(slot.0 as usize).and_then(|place| place.checked_sub(1));
-        place.map_or_else(TierHits::default, |place| self.hits[place as usize].tiers())
+        let [device, host, disk] = self.tiers.get(slot.0 as usize).copied().unwrap_or_default();
+        TierHits { device: device.into(), host: host.into(), disk: disk.into() }
     }
 }
 
@@ -190,13 +190,13 @@ impl Index {
     /// [`Index::hits`] to ask by slot, in memory that is used again.
     /// O(highest slot) more: for those who ask about most of them.
     pub fn look_up(&self, namespace: NamespaceId, chain: &[BlockHash], into: &mut Holdings) {
-        let Holdings { hits, places } = into;
-        hits.drain(..).for_each(|hit| places[hit.slot.0 as usize] = 0);
+        let Holdings { hits, tiers } = into;
+        hits.drain(..).for_each(|hit| tiers[hit.slot.0 as usize] = [0; 3]);
         self.append_hits(namespace, chain, hits);
         let slots = hits.last().map_or(0, |hit| hit.slot.0 as usize + 1);
-        places.resize(slots.max(places.len()), 0);
-        for (hit, place) in hits.iter().zip(1..) {
-            places[hit.slot.0 as usize] = place;
+        tiers.resize(slots.max(tiers.len()), [0; 3]);
+        for hit in hits {
+            tiers[hit.slot.0 as usize] = hit.tiers;
         }
     }
 
