@@ -107,6 +107,13 @@ pub struct RouterConfig {
     // Left out where it is `Never`, so that routers of earlier releases read the file.
     #[serde(default, skip_serializing_if = "ForwardTokenIds::is_never")]
     pub forward_token_ids: ForwardTokenIds,
+    /// Whether decode picks follow the input that targets hold.
+    // This and the next are left out where they say nothing, for the same reason.
+    #[serde(default, skip_serializing_if = "DecodeInputDemand::is_default")]
+    pub decode_input_demand: DecodeInputDemand,
+    /// How long a prefill worker is charged for a request that another decodes.
+    #[serde(default, skip_serializing_if = "PrefillGuardRelease::is_decode")]
+    pub pd_prefill_guard_release: PrefillGuardRelease,
 }
 
 /// Live settings: a file that may change while the router runs. What is absent
@@ -152,6 +159,12 @@ pub struct LiveSettings {
     /// Whether workers get the token ids of their prompts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forward_token_ids: Option<ForwardTokenIds>,
+    /// Whether decode picks follow the input that targets hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_input_demand: Option<DecodeInputDemand>,
+    /// How long a prefill worker is charged for a request that another decodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pd_prefill_guard_release: Option<PrefillGuardRelease>,
     /// Selectors of other pools: a pod that carries all labels of one of them
     /// belongs to two pools and is not picked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -187,6 +200,81 @@ impl ForwardTokenIds {
         *self == Self::Never
     }
 }
+
+/// Whether decode picks follow the input that targets hold. Not part of mixed
+/// and prefill picks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct DecodeInputDemand {
+    /// Whether it is in force.
+    pub mode: DemandMode,
+    /// Tokens that every request held counts beside its input.
+    #[schemars(range(min = 0.0, max = 1_000_000.0))]
+    pub request_weight: f64,
+}
+
+impl DecodeInputDemand {
+    /// Whether it is what it is where nothing is said.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Whether decode picks follow input demand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum DemandMode {
+    /// Nothing is counted.
+    #[default]
+    Disabled,
+    /// Counted and judged, not followed.
+    Shadow,
+    /// Followed.
+    Enabled,
+}
+
+/// How long a prefill worker is charged for a request that another one decodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PrefillGuardRelease {
+    /// Until decode ends.
+    #[default]
+    Decode,
+    /// Until its own part is done. The decode worker stays charged.
+    Completion,
+}
+
+impl PrefillGuardRelease {
+    /// Whether it is until decode ends.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+    pub fn is_decode(&self) -> bool {
+        *self == Self::Decode
+    }
+}
+
+/// How prefill and decode workers hand a request over. Both of a pair speak the
+/// same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Protocol {
+    /// SGLang's bootstrap rooms: both get the request at once.
+    SGLang,
+    /// vLLM's NixlConnector: prefill first, then decode with what it returned.
+    NIXL,
+}
+
+impl Protocol {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::SGLang, Self::NIXL];
+
+    /// Lower-case name, for logs, labels and reports.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::SGLang => "sglang",
+            Self::NIXL => "nixl",
+        }
+    }
+}
+
+/// Port of SGLang's bootstrap server, unless settings say otherwise.
+pub const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 
 /// What a target may be given at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -393,6 +481,14 @@ pub struct RoleSelector {
     pub name: RoleName,
     /// Labels beside the pool's, all of which a pod must carry.
     pub selector: BTreeMap<String, String>,
+    /// How its workers hand requests over; of prefill and decode roles, which
+    /// serve nothing without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<Protocol>,
+    /// Port of its bootstrap server, of a prefill role that speaks SGLang; absent:
+    /// [`DEFAULT_BOOTSTRAP_PORT`]. That of the n-th target port is n higher.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_port: Option<u16>,
 }
 
 /// What a worker does of a request.
@@ -410,6 +506,12 @@ pub enum RoleName {
 }
 
 impl RoleName {
+    /// Whether it is all of a request.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+    pub fn is_mixed(&self) -> bool {
+        *self == Self::Mixed
+    }
+
     /// Lower-case name, for logs, labels and reports.
     pub const fn label(self) -> &'static str {
         match self {
@@ -441,6 +543,16 @@ pub struct StaticWorker {
     /// Data-parallel ranks behind the URL.
     #[serde(default = "default_dp_size")]
     pub dp_size: u32,
+    /// What it does of a request.
+    #[serde(default, skip_serializing_if = "RoleName::is_mixed")]
+    pub role: RoleName,
+    /// How it hands requests over: required of prefill and decode workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<Protocol>,
+    /// Port of its bootstrap server, of a prefill worker that speaks SGLang;
+    /// absent: [`DEFAULT_BOOTSTRAP_PORT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_port: Option<u16>,
     /// Where its events are; absent: the URL's host and the pool's ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_events: Option<EventEndpoints>,

@@ -112,6 +112,7 @@ discovery:
         selector: {part: all}
       - name: Prefill
         selector: {part: prefill}
+        protocol: SGLang
     liveSettingsConfigMap: live
 kvEvents:
   transport: ZMQ
@@ -162,7 +163,37 @@ fn discovery_of_pods_is_checked() {
         ),
         ("no role", "name: Prefill", "name: Both", at(12, ".roles[1].name") + "unknown variant"),
         ("a namespace", "namespace: ai", "namespace: a.b", at(6, ".namespace") + "must be a DNS label"),
-        ("a map", "Map: live", "Map: Live", at(14, ".liveSettingsConfigMap") + "must be the name"),
+        (
+            "no protocol",
+            "        protocol: SGLang\n",
+            "",
+            at(11, ".roles[1].protocol") + "is missing; write SGLang or NIXL",
+        ),
+        (
+            "a protocol of mixed pods",
+            "{part: all}",
+            "{part: all}\n        protocol: NIXL",
+            at(12, ".roles[0].protocol") + "is of Prefill and Decode alone",
+        ),
+        (
+            "another protocol's port",
+            "protocol: SGLang",
+            "protocol: NIXL\n        bootstrapPort: 9000",
+            at(15, ".roles[1].bootstrapPort") + "is of Prefill with protocol SGLang alone",
+        ),
+        (
+            "bootstrap port 0",
+            "protocol: SGLang",
+            "protocol: SGLang\n        bootstrapPort: 0",
+            at(15, ".roles[1].bootstrapPort") + "must be 1 to 65535",
+        ),
+        (
+            "the last bootstrap port",
+            "protocol: SGLang",
+            "protocol: SGLang\n        bootstrapPort: 65535",
+            at(15, ".roles[1].bootstrapPort") + "is that of the first target port",
+        ),
+        ("a map", "Map: live", "Map: Live", at(15, ".liveSettingsConfigMap") + "must be the name"),
     ] {
         let text = PODS.replacen(from, to, 1);
         assert_ne!(text, PODS, "{why}: the case changes the file");

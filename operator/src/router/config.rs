@@ -7,9 +7,10 @@
 use std::path::PathBuf;
 
 use kvrouter_crds::config::{
-    DEFAULT_IMAGE_WEIGHT, Discovery, DiscoveryBackend, ForwardTokenIds, Freshness, KubernetesDiscovery,
-    KvEvents, Limits, Listen, LiveSettings, Model, Nats, OverlapWeights, Overload, PageSizePolicy, Policy,
-    PoolName, RoleSelector, RouterConfig, SCHEMA_VERSION, SessionAffinity, Switch, TierCredits, Tokenizer,
+    DEFAULT_IMAGE_WEIGHT, DecodeInputDemand, Discovery, DiscoveryBackend, ForwardTokenIds, Freshness,
+    KubernetesDiscovery, KvEvents, Limits, Listen, LiveSettings, Model, Nats, OverlapWeights, Overload,
+    PageSizePolicy, Policy, PoolName, PrefillGuardRelease, RoleSelector, RouterConfig, SCHEMA_VERSION,
+    SessionAffinity, Switch, TierCredits, Tokenizer,
 };
 use kvrouter_crds::pool::{SecretKeyRef, TokenizerSource};
 
@@ -74,6 +75,8 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
         shadow_policies: Vec::new(),
         page_size_policy: PageSizePolicy::default(),
         forward_token_ids: ForwardTokenIds::default(),
+        decode_input_demand: DecodeInputDemand::default(),
+        pd_prefill_guard_release: PrefillGuardRelease::default(),
     }
 }
 
@@ -95,6 +98,8 @@ pub fn live_settings(router: &ValidRouter) -> LiveSettings {
         shadow_policies: Some(spec.shadow_policies.clone()),
         page_size_policy: Some(router.pool.page_size_policy),
         forward_token_ids: (!spec.forward_token_ids.is_never()).then_some(spec.forward_token_ids),
+        decode_input_demand: None,
+        pd_prefill_guard_release: None,
         foreign_selectors: router.foreign_selectors.clone(),
     }
 }
@@ -104,6 +109,8 @@ fn discovery(router: &ValidRouter) -> Discovery {
     let role = |role: &kvrouter_crds::pool::RoleSpec| RoleSelector {
         name: role.name,
         selector: role.selector.match_labels.clone(),
+        protocol: None,
+        bootstrap_port: None,
     };
     let kubernetes = KubernetesDiscovery {
         namespace: router.namespace.clone(),

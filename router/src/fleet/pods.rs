@@ -217,8 +217,8 @@ discovery:
     fn check(why: &str, patch: Value, expected: &[&str]) {
         let roles = "    roles:
       - {name: Mixed, selector: {part: whole}}
-      - {name: Prefill, selector: {part: first}}
-      - {name: Decode, selector: {old: decode}}";
+      - {name: Prefill, selector: {part: first}, protocol: SGLang}
+      - {name: Decode, selector: {old: decode}, protocol: SGLang}";
         let roles = if patch.pointer("/metadata/labels").is_some() { roles } else { "" };
         let foreign = [selector("team=other"), Selector::new()];
         assert_eq!(found(&[pod("a", &patch)], &config(roles), &foreign), expected, "{why}");

@@ -65,10 +65,15 @@ pub fn input(request: &PickRequest<'_>) -> Tokens {
     Tokens(request.prompt.0.saturating_mul(u64::from(request.choices.max(1))))
 }
 
+/// Whether it can stand on top of `policy`: one that minimises a cost.
+pub const fn suits(policy: PolicyKind) -> bool {
+    matches!(policy, PolicyKind::CachePlusLoad | PolicyKind::KvAware)
+}
+
 /// Whether `request` is counted at all under `settings`.
 pub fn counts(settings: &Settings, request: &PickRequest<'_>) -> bool {
-    let priced = matches!(settings.policy, PolicyKind::CachePlusLoad | PolicyKind::KvAware);
-    settings.decode_demand.mode != DemandMode::Disabled && request.role == Role::Decode && priced
+    let is_wanted = settings.decode_demand.mode != DemandMode::Disabled;
+    is_wanted && request.role == Role::Decode && suits(settings.policy)
 }
 
 /// What input demand prefers among the candidates that may be chosen, where the
