@@ -167,7 +167,7 @@ fn discovery_of_pods_is_checked() {
             "no protocol",
             "        protocol: SGLang\n",
             "",
-            at(11, ".roles[1].protocol") + "is missing; write SGLang or NIXL",
+            at(12, ".roles[1].protocol") + "is missing; write SGLang or NIXL",
         ),
         (
             "a protocol of mixed pods",
@@ -288,6 +288,41 @@ fn live_settings_change_only_what_they_name() {
     assert_eq!(after.settings.overlap.default, 3.0);
     assert_eq!(after.settings.load, before.settings.load);
     assert_eq!(after.freshness, before.freshness);
+}
+
+#[test]
+fn decode_demand_is_live_and_its_flags_beat_both_files() {
+    let of = |more: &str, flags: &[&str]| load(&(GOOD.to_owned() + more), flags);
+    let demand = |live: &Live| {
+        let DecodeDemand { mode, request_weight } = live.settings.decode_demand;
+        (mode.label(), request_weight)
+    };
+    let plain = of("", &[]).expect("good");
+    assert_eq!(demand(&plain.live), ("disabled", 0.0));
+    let asked = of("decodeInputDemand: {mode: Shadow, requestWeight: 5}\n", &[]).expect("good");
+    assert_eq!(demand(&asked.live), ("shadow", 5.0));
+    let live = |text: &str| "schemaVersion: 1\n".to_owned() + text;
+    let on = live("decodeInputDemand: {mode: Enabled}\npdPrefillGuardRelease: Completion\n");
+    let path = Path::new("live.yaml");
+    let after = asked.live_of(&on, path).expect("good");
+    assert_eq!(demand(&after), ("enabled", 0.0));
+    assert_eq!(after.prefill_guard, PrefillGuardRelease::Completion);
+    let flags = [
+        "--decode-input-demand",
+        "disabled",
+        "--decode-request-weight",
+        "7",
+        "--pd-prefill-guard-release",
+        "decode",
+    ];
+    let flagged = of("decodeInputDemand: {mode: Shadow}\n", &flags).expect("good");
+    assert_eq!(demand(&flagged.live), ("disabled", 7.0));
+    let after = flagged.live_of(&on, path).expect("good");
+    assert_eq!((demand(&after), after.prefill_guard), (("disabled", 7.0), PrefillGuardRelease::Decode));
+    let wrong = asked.live_of(&live("policy: LeastLoad\n"), path).expect_err("no cost").to_string();
+    assert!(wrong.contains("decodeInputDemand.mode: needs policy CachePlusLoad or KvAware"), "{wrong}");
+    let wrong = of("decodeInputDemand: {requestWeight: -1}\n", &[]).expect_err("negative").to_string();
+    assert!(wrong.contains("decodeInputDemand.requestWeight: is -1; must be 0 to"), "{wrong}");
 }
 
 #[test]
