@@ -43,6 +43,8 @@
 //!
 //! A column is the first number (u64 le), the width of all (u8: 0, 1, 2, 4 or 8
 //! bytes), and for each candidate what it has exclusive-or the first.
+//!
+//! tidy: large, because what is written and how it is read back change together.
 
 use std::sync::Arc;
 
