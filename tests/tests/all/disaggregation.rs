@@ -640,3 +640,28 @@ async fn a_session_keeps_both_of_its_workers() {
     drop((first, second));
     router.is_idle().await;
 }
+
+/// Where ids are forwarded, both workers get them, beside what the protocol writes.
+#[tokio::test]
+async fn forwarded_ids_reach_both_workers() {
+    for speaks in [SGLANG, NIXL] {
+        let (prefill, decode) = speaks.pair().await;
+        let setup = speaks.setup(&[&prefill], &[&decode]).more("forwardTokenIds: WhenConfirmed");
+        let router = ready(Router::start(setup).await).await;
+        let confirmed = async || {
+            let report = router.report().await;
+            let mut workers = report["workers"].as_array().unwrap().iter();
+            workers.all(|one| one["rendering"]["parity"] == "confirmed").then_some(())
+        };
+        until("both make the router's tokens", confirmed).await;
+        let completion = json!({"model": MODEL, "prompt": text(2, 60), "max_tokens": 3});
+        for (path, body) in [("/v1/chat/completions", chat(false)), ("/v1/completions", completion)] {
+            let (answer, _) = ask(&router, path, &body).await;
+            assert_eq!(said(&answer), alone(speaks.wire, path, &body).await, "{path}");
+        }
+        for engine in [&prefill, &decode] {
+            assert_eq!(state(engine).await["given_ids_total"], 2, "{}", speaks.protocol);
+        }
+        handed_over(&prefill, &decode, 2).await;
+    }
+}
