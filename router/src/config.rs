@@ -7,7 +7,7 @@
 
 mod checks;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use kvrouter_core::trust::Freshness;
 use kvrouter_core::units::{BlockSize, Millis, Tokens};
 use kvrouter_crds::config::{
     self as file, EventTransport, Fallback, ForwardTokenIds, LiveSettings, PageSizePolicy,
-    PrefillGuardRelease, RouterConfig,
+    PrefillGuardRelease, Protocol, RouterConfig,
 };
 
 use crate::feed::zmtp::Endpoint;
@@ -407,6 +407,14 @@ impl ServeConfig {
         }
         check_live(&live, &self.file, &base.settings).map_err(|complaint| complaint.at(path, text))?;
         Ok(Live { digest: Some(file::digest(text).into()), ..base.clone().with(&live) })
+    }
+
+    /// The protocols that prefill and decode workers may speak; none where all
+    /// workers are mixed.
+    pub fn protocols(&self) -> BTreeSet<Protocol> {
+        let discovery = &self.file.discovery;
+        let pods = discovery.kubernetes.iter().flat_map(|found| &found.roles).map(|role| role.protocol);
+        pods.chain(discovery.workers.iter().map(|worker| worker.protocol)).flatten().collect()
     }
 
     /// Namespace and name of the ConfigMap with live settings.

@@ -30,6 +30,17 @@ pub enum DemandMode {
     Enabled,
 }
 
+impl DemandMode {
+    /// Lower-case name, for logs and labels.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::Shadow => "shadow",
+            Self::Enabled => "enabled",
+        }
+    }
+}
+
 /// Settings of decode input-demand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct DecodeDemand {
@@ -70,10 +81,9 @@ pub const fn suits(policy: PolicyKind) -> bool {
     matches!(policy, PolicyKind::CachePlusLoad | PolicyKind::KvAware)
 }
 
-/// Whether `request` is counted at all under `settings`.
-pub fn counts(settings: &Settings, request: &PickRequest<'_>) -> bool {
-    let is_wanted = settings.decode_demand.mode != DemandMode::Disabled;
-    is_wanted && request.role == Role::Decode && suits(settings.policy)
+/// Whether picks for `role` are counted at all under `settings`.
+pub fn counts(settings: &Settings, role: Role) -> bool {
+    settings.decode_demand.mode != DemandMode::Disabled && role == Role::Decode && suits(settings.policy)
 }
 
 /// What input demand prefers among the candidates that may be chosen, where the
@@ -85,7 +95,7 @@ pub(super) fn judge<C: Candidates + ?Sized>(
     prices: &Prices,
     original: usize,
 ) -> Option<Judgement> {
-    if !counts(settings, request) {
+    if !counts(settings, request.role) {
         return None;
     }
     let input = input(request);

@@ -29,7 +29,7 @@ use super::sessions::{Hold, SessionUse, Sessions};
 use super::tie::Ties;
 use super::{Choice, Load, PickRequest, Settings, Switch, choose, follow};
 use crate::blocks::{BlockHash, NamespaceId};
-use crate::ids::{Target, WorkerId};
+use crate::ids::{Role, Target, WorkerId};
 use crate::units::{BlockSize, Blocks, Millis, Tick, Tokens};
 
 /// What is booked on one target. Shared by its leases.
@@ -189,7 +189,7 @@ pub struct Pick {
     pub lease: Lease,
     /// What the request's session had to say.
     pub session: SessionUse,
-    /// The target that round-robin chose before this pick.
+    /// The target that was chosen before this pick, for the same role.
     pub turn: Option<Target>,
 }
 
@@ -198,7 +198,7 @@ pub struct Pick {
 pub struct NoPick {
     /// Whether there were candidates, all over their hard cap.
     pub overloaded: bool,
-    /// The target that was chosen before.
+    /// The target that was chosen before, for the same role.
     pub turn: Option<Target>,
 }
 
@@ -212,8 +212,8 @@ pub struct Ledger {
 
 #[derive(Debug, Default)]
 struct Desk {
-    /// The target that round-robin chose last.
-    turn: Option<Target>,
+    /// The targets that were chosen last, by role: each has its own round.
+    turns: [Option<Target>; 3],
     /// The prompts of all leases, and of what in-flight credit predicts.
     prompts: Prefixes,
     in_flight: InFlight,
@@ -239,17 +239,22 @@ impl Ledger {
     ) -> Result<Pick, NoPick> {
         let mut desk = self.desk.lock();
         desk.load(now, settings, request, namespace, field);
-        let Some((choice, session)) = self.choose(now, settings, request, field, desk.turn.as_ref()) else {
-            return Err(NoPick { overloaded: !field.is_empty(), turn: desk.turn.clone() });
+        let turn = desk.turns[request.role as usize].as_ref();
+        let Some((choice, session)) = self.choose(now, settings, request, field, turn) else {
+            return Err(NoPick { overloaded: !field.is_empty(), turn: turn.cloned() });
         };
         let target = field.target(choice.chosen);
-        let turn = desk.turn.replace(target.clone());
+        let turn = desk.turns[request.role as usize].replace(target.clone());
         let cached = request.size.tokens_in(Blocks(field.hits(choice.chosen)));
-        let uncached = request.prompt.uncached(cached);
+        let uncached = match request.role {
+            // It fetches what another one prefills.
+            Role::Decode => Tokens(0),
+            Role::Prefill | Role::Mixed => request.prompt.uncached(cached),
+        };
         let account = field.account(choice.chosen);
         let (size, prompt) = (request.size, request.prompt);
         let mut lease = self.book(&mut desk, account, &Charge { namespace, blocks, size, prompt, uncached });
-        if decode_demand::counts(settings, request) {
+        if decode_demand::counts(settings, request.role) {
             lease.hold_demand(decode_demand::input(request));
         }
         if !request.images.is_empty() {
@@ -271,9 +276,11 @@ impl Ledger {
     ) -> Result<(Choice, Option<Target>), NoPick> {
         let mut desk = self.desk.lock();
         desk.load(now, settings, request, namespace, field);
-        let chosen = self.choose(now, settings, request, field, desk.turn.as_ref());
-        let nobody = || NoPick { overloaded: !field.is_empty(), turn: desk.turn.clone() };
-        chosen.map(|(choice, _)| (choice, desk.turn.clone())).ok_or_else(nobody)
+        let turn = desk.turns[request.role as usize].clone();
+        match self.choose(now, settings, request, field, turn.as_ref()) {
+            Some((choice, _)) => Ok((choice, turn)),
+            None => Err(NoPick { overloaded: !field.is_empty(), turn }),
+        }
     }
 
     fn book(&self, desk: &mut Desk, account: &Arc<Account>, charge: &Charge<'_>) -> Lease {
@@ -397,7 +404,7 @@ impl Desk {
         self.depths.resize(self.accounts.len(), Depth::default());
         self.prompts.depths(namespace, request.blocks, &mut self.depths);
         let Loading { entrants, sights, claims, shapes, shape_of, loads, demands } = field.begin_loads();
-        let counts_demand = decode_demand::counts(settings, request);
+        let counts_demand = decode_demand::counts(settings, request.role);
         let credit = settings.in_flight_credit == Switch::Enabled;
         // Most candidates are like some other: their shape is made once.
         let mut made = [(u32::MAX, Depth::default(), 0); ALIKE];
@@ -428,8 +435,7 @@ impl Desk {
             let outside = account.outside_spoke.load(Ordering::Relaxed);
             loads.push(if outside { account.load_beside(now, request) } else { account.own_load() });
             if counts_demand {
-                let tokens = Tokens(account.demand_tokens.get());
-                demands.push(Demand { tokens, requests: account.demand_requests.get() });
+                demands.push(account.demand());
             }
         }
     }
@@ -495,6 +501,11 @@ impl Account {
     /// How many leases there have been.
     pub fn turnover(&self) -> Turnover {
         Turnover { booked: self.booked.get(), released: self.released.get() }
+    }
+
+    /// The input that is booked for decoding, where that is counted.
+    pub fn demand(&self) -> Demand {
+        Demand { tokens: Tokens(self.demand_tokens.get()), requests: self.demand_requests.get() }
     }
 
     /// When a prefill of `uncached` tokens that was just booked will have its
