@@ -306,9 +306,9 @@ async fn a_vllm_engine_refuses_the_other_part_of_a_request() {
     let options = |body: &mut Value| body["stream_options"] = json!({"include_usage": true});
     check("no options of a stream", Prefill, None, options).await;
     check("no least number of tokens", Prefill, None, |body| body["min_tokens"] = json!(3)).await;
-    check("decode decodes", Decode, Some("wrong_role"), |_| {}).await;
+    check("decode decodes", Decode, Some("other_role"), |_| {}).await;
     let for_decode = |body: &mut Value| body["kv_transfer_params"] = json!({"do_remote_prefill": true});
-    check("prefill prefills", Prefill, Some("wrong_role"), for_decode).await;
+    check("prefill prefills", Prefill, Some("other_role"), for_decode).await;
 }
 
 #[tokio::test]

@@ -90,7 +90,7 @@ pub(crate) enum Wrong {
     /// Decode: the prefill engine computed another prompt.
     PromptDiffers,
     /// The request is for the other role.
-    WrongRole,
+    OtherRole,
     /// vLLM's prefill: a request without `do_remote_decode`.
     NotRemoteDecode,
     /// vLLM's prefill: a request for more than one token, or for a stream.

@@ -301,7 +301,7 @@ fn lease(engine: &Engine, body: &Value, wanted: &Wanted, answers: usize) -> Resu
     let wrong =
         |wrong, message: &str| Err(refuse(engine, wrong, StatusCode::BAD_REQUEST, message.to_owned()));
     if params["do_remote_prefill"] == true {
-        return wrong(Wrong::WrongRole, "this is the prefill server, and the request is for decode");
+        return wrong(Wrong::OtherRole, "this is the prefill server, and the request is for decode");
     }
     if params["do_remote_decode"] != true {
         return wrong(Wrong::NotRemoteDecode, "a prefill server needs kv_transfer_params.do_remote_decode");
@@ -361,7 +361,7 @@ fn pull_of(engine: &Engine, body: &Value) -> Result<Part, Refusal> {
     let params = &body["kv_transfer_params"];
     if params["do_remote_decode"] == true {
         let message = "this is the decode server, and the request is for prefill".to_owned();
-        return Err(refuse(engine, Wrong::WrongRole, StatusCode::BAD_REQUEST, message));
+        return Err(refuse(engine, Wrong::OtherRole, StatusCode::BAD_REQUEST, message));
     }
     if params["do_remote_prefill"] != true {
         return Ok(Part::Whole);
