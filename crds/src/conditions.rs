@@ -102,8 +102,6 @@ words! {
         InvalidSpec,
         /// Pods carry the labels of two pools.
         PoolConflict,
-        /// The pool has Prefill or Decode roles, which routers of this release do not serve.
-        DisaggregationNotSupported,
         /// An object that the router needs exists and belongs to somebody else.
         NameTaken,
         /// All references are in order.
@@ -206,6 +204,10 @@ words! {
         NoPods,
         /// No pod of the pool is ready.
         NoPodsReady,
+        /// No worker of the role Prefill is ready, and Decode needs one.
+        NoPrefillReady,
+        /// No worker of the role Decode is ready, and Prefill needs one.
+        NoDecodeReady,
         /// Nothing shows what is asked for.
         NotObservable,
         /// Engines are not ready yet.
@@ -251,14 +253,7 @@ words! {
 const REASONS: &[(ConditionType, &[Reason])] = &[
     (
         ConditionType::Accepted,
-        &[
-            Reason::Accepted,
-            Reason::InvalidSpec,
-            Reason::PoolConflict,
-            Reason::DisaggregationNotSupported,
-            Reason::NameTaken,
-            Reason::Pending,
-        ],
+        &[Reason::Accepted, Reason::InvalidSpec, Reason::PoolConflict, Reason::NameTaken, Reason::Pending],
     ),
     (
         ConditionType::ResolvedRefs,
@@ -418,6 +413,8 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
         ConditionType::Degraded,
         &[
             Reason::AsExpected,
+            Reason::NoPrefillReady,
+            Reason::NoDecodeReady,
             Reason::BlockSizeMismatch,
             Reason::MixedWithinRole,
             Reason::MixedAcrossRoles,
@@ -449,7 +446,17 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
         ],
     ),
     // And those of what comes first: see `reasons`.
-    (ConditionType::Ready, &[Reason::Serving, Reason::NoPods, Reason::NoPodsReady, Reason::Pending]),
+    (
+        ConditionType::Ready,
+        &[
+            Reason::Serving,
+            Reason::NoPods,
+            Reason::NoPodsReady,
+            Reason::NoPrefillReady,
+            Reason::NoDecodeReady,
+            Reason::Pending,
+        ],
+    ),
 ];
 
 /// Which reasons a type may carry, in the order of the documentation. `Ready`

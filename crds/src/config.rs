@@ -4,6 +4,8 @@
 //! Unknown fields are errors: nothing is accepted and ignored. The values here
 //! are only well typed; `kv-router` checks that they make sense together.
 
+mod disaggregation;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,6 +13,10 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+pub use disaggregation::{
+    DEFAULT_BOOTSTRAP_PORT, DecodeInputDemand, DemandMode, PrefillGuardRelease, Protocol,
+};
 
 /// Version of the file's fields. A router refuses a newer one.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -107,6 +113,13 @@ pub struct RouterConfig {
     // Left out where it is `Never`, so that routers of earlier releases read the file.
     #[serde(default, skip_serializing_if = "ForwardTokenIds::is_never")]
     pub forward_token_ids: ForwardTokenIds,
+    /// Whether decode picks follow the input that targets hold.
+    // This and the next are left out where they say nothing, for the same reason.
+    #[serde(default, skip_serializing_if = "DecodeInputDemand::is_default")]
+    pub decode_input_demand: DecodeInputDemand,
+    /// How long a prefill worker is charged for a request that another decodes.
+    #[serde(default, skip_serializing_if = "PrefillGuardRelease::is_decode")]
+    pub pd_prefill_guard_release: PrefillGuardRelease,
 }
 
 /// Live settings: a file that may change while the router runs. What is absent
@@ -152,6 +165,12 @@ pub struct LiveSettings {
     /// Whether workers get the token ids of their prompts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forward_token_ids: Option<ForwardTokenIds>,
+    /// Whether decode picks follow the input that targets hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_input_demand: Option<DecodeInputDemand>,
+    /// How long a prefill worker is charged for a request that another decodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pd_prefill_guard_release: Option<PrefillGuardRelease>,
     /// Selectors of other pools: a pod that carries all labels of one of them
     /// belongs to two pools and is not picked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -393,6 +412,14 @@ pub struct RoleSelector {
     pub name: RoleName,
     /// Labels beside the pool's, all of which a pod must carry.
     pub selector: BTreeMap<String, String>,
+    /// How its workers hand requests over; of prefill and decode roles, which
+    /// serve nothing without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<Protocol>,
+    /// Port of its bootstrap server, of a prefill role that speaks SGLang; absent:
+    /// [`DEFAULT_BOOTSTRAP_PORT`]. That of the n-th target port is n higher.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_port: Option<u16>,
 }
 
 /// What a worker does of a request.
@@ -410,6 +437,12 @@ pub enum RoleName {
 }
 
 impl RoleName {
+    /// Whether it is all of a request.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+    pub fn is_mixed(&self) -> bool {
+        *self == Self::Mixed
+    }
+
     /// Lower-case name, for logs, labels and reports.
     pub const fn label(self) -> &'static str {
         match self {
@@ -441,6 +474,16 @@ pub struct StaticWorker {
     /// Data-parallel ranks behind the URL.
     #[serde(default = "default_dp_size")]
     pub dp_size: u32,
+    /// What it does of a request.
+    #[serde(default, skip_serializing_if = "RoleName::is_mixed")]
+    pub role: RoleName,
+    /// How it hands requests over: required of prefill and decode workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<Protocol>,
+    /// Port of its bootstrap server, of a prefill worker that speaks SGLang;
+    /// absent: [`DEFAULT_BOOTSTRAP_PORT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_port: Option<u16>,
     /// Where its events are; absent: the URL's host and the pool's ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_events: Option<EventEndpoints>,

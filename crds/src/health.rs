@@ -37,6 +37,9 @@ pub struct HealthReport {
     pub tokenizer: TokenizerHealth,
     /// Whether the last live settings were taken.
     pub live_settings: LiveSettingsHealth,
+    /// Who can share requests, one entry for each protocol of the pool's roles.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disaggregation: Vec<PairsHealth>,
     /// All workers, sorted.
     pub workers: Vec<WorkerHealth>,
     /// What is wrong now, worst first. Empty when all is well.
@@ -61,6 +64,20 @@ pub struct EventsHealth {
     pub transport: String,
     /// Whether the broker is connected; always true without one.
     pub connected: bool,
+}
+
+/// Workers that can share requests by one protocol.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PairsHealth {
+    /// `sglang` or `nixl`.
+    pub protocol: String,
+    /// Prefill workers that may be picked.
+    pub prefill: u64,
+    /// Decode workers that may be picked.
+    pub decode: u64,
+    /// Pairs that can be made of them.
+    pub pairs: u64,
 }
 
 /// The tokenizer.

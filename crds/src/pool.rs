@@ -16,7 +16,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Engine, EventTransport, PageSizePolicy, RoleName};
+use crate::config::{Engine, EventTransport, PageSizePolicy, Protocol, RoleName};
 
 /// The engines that serve one model.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -55,6 +55,10 @@ use crate::config::{Engine, EventTransport, PageSizePolicy, RoleName};
     .message("port and replayPort are too close: each of targetPorts times dpSize ranks has one of both; move one of them").field_path(".kvEvents"))]
 #[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || (self.kvEvents.port + self.targetPorts.size() * self.dpSize <= 65536 && self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= 65536)")
     .message("the last rank's port is beyond 65535: each of targetPorts times dpSize ranks has a port and a replayPort; lower one of them").field_path(".kvEvents"))]
+#[x_kube(validation = Rule::new("!has(self.roles) || self.roles.all(r, !has(r.bootstrapPort) || r.bootstrapPort + self.targetPorts.size() <= 65536)")
+    .message("the last target port's bootstrapPort is beyond 65535: each of targetPorts has its own, counted on; lower it").field_path(".roles"))]
+#[x_kube(validation = Rule::new("!has(self.roles) || self.roles.all(r, !has(r.protocol) || self.engine == 'Auto' || (r.protocol == 'SGLang') == (self.engine == 'SGLang'))")
+    .message("protocol: SGLang is for engine: SGLang and NIXL for the others: correct one of them, or use engine: Auto").field_path(".roles"))]
 pub struct InferencePoolSpec {
     /// The model that all engines of the pool serve.
     pub model: ModelSpec,
@@ -74,6 +78,10 @@ pub struct InferencePoolSpec {
     /// Who prefills and who decodes. Absent: every pod does both.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(validation = Rule::new("self.all(r, self.exists_one(o, o.name == r.name))").message("a role may be named once"))]
+    #[x_kube(validation = Rule::new("self.exists(r, r.name == 'Prefill') == self.exists(r, r.name == 'Decode')")
+        .message("Prefill and Decode serve requests together: name both roles or neither"))]
+    #[x_kube(validation = Rule::new("self.all(r, !has(r.protocol) || self.all(o, !has(o.protocol) || o.protocol == r.protocol))")
+        .message("Prefill and Decode hand requests over to each other: give both the same protocol"))]
     #[schemars(length(max = 3))]
     pub roles: Vec<RoleSpec>,
     /// Secret that keys all block hashes of the pool; routers and bridges mount it.
@@ -192,13 +200,24 @@ pub struct TargetPort {
 }
 
 /// Which pods of the pool are of a role.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(self.name != 'Mixed') == has(self.protocol)")
+    .message("Prefill and Decode need a protocol, SGLang or NIXL, and Mixed has none: correct protocol or name"))]
+#[x_kube(validation = Rule::new("!has(self.bootstrapPort) || (self.name == 'Prefill' && has(self.protocol) && self.protocol == 'SGLang')")
+    .message("bootstrapPort is of Prefill with protocol: SGLang alone: remove it").field_path(".bootstrapPort"))]
 pub struct RoleSpec {
     /// The role.
     pub name: RoleName,
     /// Labels that its pods carry beside the pool's.
     pub selector: LabelSelector,
+    /// How Prefill and Decode hand requests over: the same for both, and for them alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<Protocol>,
+    /// Port of the bootstrap server of Prefill with SGLang. That of the n-th target port, from 0, is n higher. Absent: 8998.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub bootstrap_port: Option<u16>,
 }
 
 /// One key of a Secret in the same namespace.

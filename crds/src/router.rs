@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{
-    DEFAULT_IMAGE_WEIGHT, ForwardTokenIds, Freshness, LoadWeights, OverlapWeights, Overload, Policy,
-    SessionAffinity, Switch, TierCredits,
+    DEFAULT_IMAGE_WEIGHT, DecodeInputDemand, ForwardTokenIds, Freshness, LoadWeights, OverlapWeights,
+    Overload, Policy, PrefillGuardRelease, SessionAffinity, Switch, TierCredits,
 };
 
 /// The routers in front of one pool.
@@ -60,6 +60,8 @@ use crate::config::{
     .message("overload.coldReserve is a share of overload.maxQueuedTokens: set both or neither").field_path(".overload"))]
 #[x_kube(validation = Rule::new("self.tierCredits.disk <= self.tierCredits.host && self.tierCredits.host <= self.tierCredits.device")
     .message("a slower tier cannot be worth more than a faster one: disk at most host, host at most device").field_path(".tierCredits"))]
+#[x_kube(validation = Rule::new("self.decodeInputDemand.mode == 'Disabled' || self.policy in ['CachePlusLoad', 'KvAware']")
+    .message("decodeInputDemand needs policy: CachePlusLoad or KvAware: set its mode: Disabled or change the policy").field_path(".decodeInputDemand"))]
 pub struct KvRouterSpec {
     /// Router pods.
     #[serde(default = "default_replicas")]
@@ -77,6 +79,12 @@ pub struct KvRouterSpec {
     /// Weights of load; only with policy CachePlusLoad.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_weights: Option<LoadWeights>,
+    /// Whether decode picks follow the input that targets hold.
+    #[serde(default)]
+    pub decode_input_demand: DecodeInputDemand,
+    /// How long a prefill worker is charged for a request that another decodes.
+    #[serde(default)]
+    pub pd_prefill_guard_release: PrefillGuardRelease,
     /// Which picks follow their session.
     #[serde(default)]
     pub session_affinity: SessionAffinity,

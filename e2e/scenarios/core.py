@@ -1,4 +1,4 @@
-"""Scenarios (a) to (i): what a platform engineer does, and what kvrouter must then show. (a) installs the chart that
+"""Scenarios (a) to (i), (k) and (q): what a platform engineer does, and what kvrouter must then show. (a) installs the chart that
 the others use; each runs in a namespace of its own. Docstrings are the titles that the runner prints.
 """
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+import urllib.request
 
 from lib import (
     IMAGES, KEEP, LONG, MODEL, ROOT, SYSTEM, Failed, Load, admin, apply, chat, chosen, conditions, engines, expect, get, http,
@@ -345,6 +346,78 @@ def i_delete_everything(steps, ns):
             expect(not left, f"{kind} left: {left}")
 
 
+def half(role, replicas=2):
+    """Engines of one half, which hand over at SGLang's usual port and give up soon."""
+    return engines(role, replicas=replicas, wire="sglang-0.5.23", labels={"role": role},
+                   arguments=["--disaggregation", role, "--transfer-port", "8998", "--transfer-timeout-ms", "5000"])
+
+
+def handovers(ns):
+    """What engines counted of their handovers, summed, and everything that somebody got wrong."""
+    totals, wrong = {}, {}
+    for pod in get("pods", None, ns, "app=qwen"):
+        if "deletionTimestamp" in pod["metadata"] or not ready(pod):
+            continue
+        told = http(f"http://{pod['status']['podIP']}:8000/sim/state")[2]["handover"]
+        for sums, counts in ((totals, told["total"]), (wrong, told["wrong"])):
+            for name, count in counts.items():
+                sums[name] = sums.get(name, 0) + count
+    return totals, wrong
+
+
+def metric(pod, name):
+    """The sum of a router's metric over its labels, and how many there are."""
+    with urllib.request.urlopen(f"http://{pod['status']['podIP']}:9090/metrics", timeout=10) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines), len(lines)
+
+
+def k_prefill_and_decode(steps, ns):
+    """(k) prefill and decode pods: pairs serve every request, demand is seen, a missing half is named and comes back"""
+    roles = [{"name": name, "protocol": "SGLang", "selector": {"matchLabels": {"role": name.lower()}}} for name in ("Prefill", "Decode")]
+    url = serve(steps, ns, [half("prefill"), half("decode")], pool("qwen", engine="SGLang", roles=roles),
+                router("front", "qwen", decodeInputDemand={"mode": "Enabled"}, pdPrefillGuardRelease="Completion"))
+    with steps.step("the router sees two of each"):
+        def paired():
+            pod, = (pod for pod in router_pods("front", ns) if ready(pod))
+            seen = sorted(worker["role"] for worker in report(pod)["workers"] if worker["ready"])
+            expect(seen == ["decode", "decode", "prefill", "prefill"], f"{seen}")
+            return pod
+
+        pod, _ = wait("two of each", paired, 60)
+    with steps.step("eight requests, streamed or not, are served by pairs; a repeated prompt is found in prefill's cache") as notes:
+        for number in range(8):
+            status, body = chat(url, f"question {number}")
+            expect(status == 200, f"status {status}: {body}")
+        cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+        expect(cached > 0, f"no cached tokens: {body['usage']}")
+        with Load(url, threads=2) as load:
+            wait("streams", lambda: load.whole >= 8, 60)
+        expect(not load.errors, f"{load.errors[:3]}")
+        totals, wrong = handovers(ns)
+        served = 8 + load.whole
+        expect(totals == {"offered": served, "taken": served, "received": served}, f"{served} requests: {totals}")
+        expect(not wrong, f"{wrong}")
+        notes.append(f"{served} handovers, {cached} cached tokens")
+    with steps.step("decode demand was counted for each of them and nothing of it is left") as notes:
+        decided, _ = metric(pod, "kvrouter_decode_demand_decisions_total")
+        expect(decided >= served, f"{decided} decisions of {served} requests")
+        wait("no demand", lambda: metric(pod, "kvrouter_decode_demand_tokens")[0] == 0, 10)
+        notes.append(f"{decided:.0f} decisions")
+    with steps.step("without decode pods: the pool is not Ready, the router Degraded, both say NoDecodeReady") as notes:
+        kubectl("scale", "deployment", "decode", "-n", ns, "--replicas=0")
+        seen, seconds = wait_condition("kvpool", "qwen", ns, "Ready", "False", "NoDecodeReady", mentions=["role=decode"])
+        wait_condition("kvrouter", "front", ns, "Degraded", "True", "NoDecodeReady")
+        status, body = chat(url, "nobody decodes")
+        expect(status == 503, f"status {status}: {body}")
+        notes.append(f"after {seconds:.0f} s: {seen['message']}")
+    with steps.step("they come back, and so does everything"):
+        kubectl("scale", "deployment", "decode", "-n", ns, "--replicas=1")
+        wait_condition("kvpool", "qwen", ns, "Ready", "True")
+        wait("an answer", lambda: chat(url, "back again")[0] == 200, 30)
+        wait_condition("kvrouter", "front", ns, "Degraded", "False")
+
+
 def children(ns):
     kinds = "deployments,services,configmaps,serviceaccounts,rolebindings,poddisruptionbudgets"
     return [f"{o['kind']}/{o['metadata']['name']}" for o in get(kinds, None, ns, "app.kubernetes.io/managed-by=kvrouter-operator")]
@@ -383,5 +456,5 @@ def q_quiet(steps, ns):
 
 SCENARIOS = {
     "a": a_install_and_talk, "b": b_engine_killed, "c": c_other_page_size, "d": d_hash_seed, "e": e_live_edit_and_rollout,
-    "f": f_nats_killed, "g": g_api_server_killed, "h": h_drain, "q": q_quiet, "i": i_delete_everything,
+    "f": f_nats_killed, "g": g_api_server_killed, "h": h_drain, "k": k_prefill_and_decode, "q": q_quiet, "i": i_delete_everything,
 }

@@ -140,16 +140,16 @@ def namespace(name):
     return name
 
 
-def engines(name, replicas=2, page_size=16, app="qwen", seed=None, ranks=1):
+def engines(name, replicas=2, page_size=16, app="qwen", seed=None, ranks=1, wire="vllm-0.22", labels=None, arguments=()):
     """A Deployment of simulated engines, as a user would write it. `app` is the label that pools select, `ranks` the
-    data-parallel ranks of each pod."""
+    data-parallel ranks of each pod, `labels` and `arguments` are more of both."""
     env = [] if seed is None else [{"name": "PYTHONHASHSEED", "value": str(seed)}]
     container = {
         "name": "engine",
         "image": IMAGES["engine-sim"],
         "imagePullPolicy": "Never",
         "args": ["--listen", "0.0.0.0:8000", "--model", MODEL, "--tokenizer", "/tokenizer", "--page-size", str(page_size), "--dp-size", str(ranks),
-                 "--kv-events-port", "5557", "--replay-port", "5657", "--wire", "vllm-0.22"],
+                 "--kv-events-port", "5557", "--replay-port", "5657", "--wire", wire, *arguments],
         "env": env,
         "ports": [{"name": "http", "containerPort": 8000}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 1},
@@ -161,7 +161,7 @@ def engines(name, replicas=2, page_size=16, app="qwen", seed=None, ranks=1):
         "replicas": replicas,
         "selector": {"matchLabels": {"workload": name}},
         "template": {
-            "metadata": {"labels": {"app": app, "workload": name}},
+            "metadata": {"labels": {"app": app, "workload": name, **(labels or {})}},
             "spec": {
                 "containers": [container],
                 "terminationGracePeriodSeconds": 3,

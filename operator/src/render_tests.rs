@@ -36,6 +36,7 @@ fn check_golden(name: &str) {
 fn what_is_printed_is_what_is_expected() {
     check_golden("one");
     check_golden("minimal");
+    check_golden("divided");
 }
 
 #[test]

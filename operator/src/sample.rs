@@ -67,6 +67,12 @@ pub(crate) fn named_pool(name: &str, spec: Value) -> InferencePool {
     serde_json::from_value(object).expect("a pool")
 }
 
+/// All three roles, by the label `role` of their pods; prefill and decode speak this.
+pub(crate) fn divided(protocol: &str) -> Value {
+    let role = |name: &str, protocol: Value| json!({"name": name, "selector": {"matchLabels": {"role": name.to_lowercase()}}, "protocol": protocol});
+    json!([role("Prefill", json!(protocol)), role("Decode", json!(protocol)), role("Mixed", Value::Null)])
+}
+
 /// Router `chat` of the pool `qwen`, with the changes in its spec.
 pub(crate) fn router(spec: Value) -> KvRouter {
     let object = json!({

@@ -7,13 +7,14 @@
 
 mod checks;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use kvrouter_core::policy::decode_demand::{DecodeDemand, DemandMode};
 use kvrouter_core::policy::sessions::SessionMode;
 use kvrouter_core::policy::shadow::PolicySet;
 use kvrouter_core::policy::{
@@ -23,7 +24,8 @@ use kvrouter_core::policy::{
 use kvrouter_core::trust::Freshness;
 use kvrouter_core::units::{BlockSize, Millis, Tokens};
 use kvrouter_crds::config::{
-    self as file, EventTransport, Fallback, ForwardTokenIds, LiveSettings, PageSizePolicy, RouterConfig,
+    self as file, EventTransport, Fallback, ForwardTokenIds, LiveSettings, PageSizePolicy,
+    PrefillGuardRelease, Protocol, RouterConfig,
 };
 
 use crate::feed::zmtp::Endpoint;
@@ -88,6 +90,15 @@ pub struct ServeFlags {
     /// Which picks follow their session.
     #[arg(long, env = "KVROUTER_SESSION_AFFINITY")]
     pub session_affinity: Option<SessionFlag>,
+    /// Whether decode picks follow the input that targets hold.
+    #[arg(long, env = "KVROUTER_DECODE_INPUT_DEMAND")]
+    pub decode_input_demand: Option<DemandFlag>,
+    /// Tokens that every request held counts for that, beside its input.
+    #[arg(long, env = "KVROUTER_DECODE_REQUEST_WEIGHT")]
+    pub decode_request_weight: Option<f64>,
+    /// How long a prefill worker is charged for a request that another decodes.
+    #[arg(long, env = "KVROUTER_PD_PREFILL_GUARD_RELEASE")]
+    pub pd_prefill_guard_release: Option<GuardFlag>,
     /// Whether workers get the token ids of their prompts.
     #[arg(long, env = "KVROUTER_FORWARD_TOKEN_IDS")]
     pub forward_token_ids: Option<ForwardFlag>,
@@ -211,6 +222,23 @@ pub enum ForwardFlag {
     WhenConfirmed,
 }
 
+/// Whether decode picks follow input demand, as flags spell it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[allow(missing_docs, reason = "the names are the modes'")]
+pub enum DemandFlag {
+    Disabled,
+    Shadow,
+    Enabled,
+}
+
+/// How long prefill is charged, as flags spell it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[allow(missing_docs, reason = "the names are the moments'")]
+pub enum GuardFlag {
+    Decode,
+    Completion,
+}
+
 /// A discovery backend as flags spell it.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 #[allow(missing_docs, reason = "the names are the backends'")]
@@ -259,6 +287,8 @@ pub struct Live {
     pub page_sizes: PageSizePolicy,
     /// Whether workers get the token ids of their prompts.
     pub forward_token_ids: ForwardTokenIds,
+    /// How long a prefill worker is charged for a request that another decodes.
+    pub prefill_guard: PrefillGuardRelease,
     /// Selectors of other pools.
     pub foreign_selectors: Arc<[BTreeMap<String, String>]>,
     /// Digest of the live text; `None` while there is none.
@@ -362,13 +392,29 @@ impl ServeConfig {
             let mode = file_mode(base.settings.sessions.mode);
             live.session_affinity.iter_mut().for_each(|affinity| affinity.mode = mode);
         }
+        if flags.pd_prefill_guard_release.is_some() {
+            live.pd_prefill_guard_release = None;
+        }
+        if let Some(demand) = &mut live.decode_input_demand {
+            let base = base.settings.decode_demand;
+            demand.mode = flags.decode_input_demand.map_or(demand.mode, |_| file_demand(base.mode));
+            demand.request_weight = flags.decode_request_weight.unwrap_or(demand.request_weight);
+        }
         if let Some(weights) = &mut live.overlap_weights {
             weights.default = flags.kv_overlap_weight.unwrap_or(weights.default);
             weights.prefill = flags.kv_prefill_overlap_weight.or(weights.prefill);
             weights.decode = flags.kv_decode_overlap_weight.or(weights.decode);
         }
-        check_live(&live, &self.file, base.settings.policy).map_err(|complaint| complaint.at(path, text))?;
+        check_live(&live, &self.file, &base.settings).map_err(|complaint| complaint.at(path, text))?;
         Ok(Live { digest: Some(file::digest(text).into()), ..base.clone().with(&live) })
+    }
+
+    /// The protocols that prefill and decode workers may speak; none where all
+    /// workers are mixed.
+    pub fn protocols(&self) -> BTreeSet<Protocol> {
+        let discovery = &self.file.discovery;
+        let pods = discovery.kubernetes.iter().flat_map(|found| &found.roles).map(|role| role.protocol);
+        pods.chain(discovery.workers.iter().map(|worker| worker.protocol)).flatten().collect()
     }
 
     /// Namespace and name of the ConfigMap with live settings.
@@ -394,6 +440,8 @@ impl Live {
             shadow_policies: Some(file.shadow_policies.clone()),
             page_size_policy: Some(file.page_size_policy),
             forward_token_ids: Some(file.forward_token_ids),
+            decode_input_demand: Some(file.decode_input_demand),
+            pd_prefill_guard_release: Some(file.pd_prefill_guard_release),
             foreign_selectors: Vec::new(),
         })
     }
@@ -436,6 +484,10 @@ impl Live {
             self.freshness.budget = Millis::from_secs(freshness.budget_seconds);
             self.fallback = freshness.fallback;
         }
+        if let Some(file::DecodeInputDemand { mode, request_weight }) = live.decode_input_demand {
+            settings.decode_demand = DecodeDemand { mode: demand_mode(mode), request_weight };
+        }
+        self.prefill_guard = live.pd_prefill_guard_release.unwrap_or(self.prefill_guard);
         self.page_sizes = live.page_size_policy.unwrap_or(self.page_sizes);
         self.forward_token_ids = live.forward_token_ids.unwrap_or(self.forward_token_ids);
         self.foreign_selectors = live.foreign_selectors.clone().into();
@@ -467,6 +519,22 @@ const fn file_mode(mode: SessionMode) -> file::SessionMode {
         SessionMode::Disabled => file::SessionMode::Disabled,
         SessionMode::Prefill => file::SessionMode::Prefill,
         SessionMode::Both => file::SessionMode::Both,
+    }
+}
+
+const fn demand_mode(mode: file::DemandMode) -> DemandMode {
+    match mode {
+        file::DemandMode::Disabled => DemandMode::Disabled,
+        file::DemandMode::Shadow => DemandMode::Shadow,
+        file::DemandMode::Enabled => DemandMode::Enabled,
+    }
+}
+
+const fn file_demand(mode: DemandMode) -> file::DemandMode {
+    match mode {
+        DemandMode::Disabled => file::DemandMode::Disabled,
+        DemandMode::Shadow => file::DemandMode::Shadow,
+        DemandMode::Enabled => file::DemandMode::Enabled,
     }
 }
 
@@ -505,6 +573,22 @@ fn apply_flags(file: &mut RouterConfig, flags: &ServeFlags) {
             SessionFlag::Disabled => file::SessionMode::Disabled,
             SessionFlag::Prefill => file::SessionMode::Prefill,
             SessionFlag::Both => file::SessionMode::Both,
+        };
+    }
+    if let Some(mode) = flags.decode_input_demand {
+        file.decode_input_demand.mode = match mode {
+            DemandFlag::Disabled => file::DemandMode::Disabled,
+            DemandFlag::Shadow => file::DemandMode::Shadow,
+            DemandFlag::Enabled => file::DemandMode::Enabled,
+        };
+    }
+    if let Some(weight) = flags.decode_request_weight {
+        file.decode_input_demand.request_weight = weight;
+    }
+    if let Some(moment) = flags.pd_prefill_guard_release {
+        file.pd_prefill_guard_release = match moment {
+            GuardFlag::Decode => PrefillGuardRelease::Decode,
+            GuardFlag::Completion => PrefillGuardRelease::Completion,
         };
     }
     if let Some(mode) = flags.forward_token_ids {

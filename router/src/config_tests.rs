@@ -112,6 +112,7 @@ discovery:
         selector: {part: all}
       - name: Prefill
         selector: {part: prefill}
+        protocol: SGLang
     liveSettingsConfigMap: live
 kvEvents:
   transport: ZMQ
@@ -162,20 +163,86 @@ fn discovery_of_pods_is_checked() {
         ),
         ("no role", "name: Prefill", "name: Both", at(12, ".roles[1].name") + "unknown variant"),
         ("a namespace", "namespace: ai", "namespace: a.b", at(6, ".namespace") + "must be a DNS label"),
-        ("a map", "Map: live", "Map: Live", at(14, ".liveSettingsConfigMap") + "must be the name"),
+        ("a map", "Map: live", "Map: Live", at(15, ".liveSettingsConfigMap") + "must be the name"),
     ] {
-        let text = PODS.replacen(from, to, 1);
-        assert_ne!(text, PODS, "{why}: the case changes the file");
-        let message = load(&text, &[]).expect_err(why).to_string();
-        let message = message.split_once("router.yaml:").expect("names the file").1;
-        assert!(message.starts_with(&expected), "{why}: {message}, not {expected}");
+        check_pods(why, from, to, &expected);
     }
     let text =
         PODS.split("  kubernetes:").next().expect("the head").to_owned() + "kvEvents: {transport: ZMQ}\n";
     let message = load(&text, &[]).expect_err("no block").to_string();
     assert!(message.contains("3: discovery.kubernetes: is missing"), "{message}");
     let message = load(PODS, &["--live-config", "x"]).expect_err("two sources").to_string();
-    assert!(message.contains("14: discovery.kubernetes.liveSettingsConfigMap: is set, and"), "{message}");
+    assert!(message.contains("15: discovery.kubernetes.liveSettingsConfigMap: is set, and"), "{message}");
+}
+
+#[track_caller]
+fn check_pods(why: &str, from: &str, to: &str, expected: &str) {
+    let text = PODS.replacen(from, to, 1);
+    assert_ne!(text, PODS, "{why}: the case changes the file");
+    let message = load(&text, &[]).expect_err(why).to_string();
+    let message = message.split_once("router.yaml:").expect("names the file").1;
+    assert!(message.starts_with(expected), "{why}: {message}, not {expected}");
+}
+
+#[test]
+fn roles_say_how_they_hand_requests_over() {
+    let at = |line: u32, field: &str| format!("{line}: discovery.kubernetes.roles{field}: ");
+    for (why, from, to, expected) in [
+        (
+            "no protocol",
+            "        protocol: SGLang\n",
+            "",
+            at(12, "[1].protocol") + "is missing; write SGLang or NIXL",
+        ),
+        (
+            "a protocol of mixed pods",
+            "{part: all}",
+            "{part: all}\n        protocol: NIXL",
+            at(12, "[0].protocol") + "is of Prefill and Decode alone",
+        ),
+        (
+            "another protocol's port",
+            "protocol: SGLang",
+            "protocol: NIXL\n        bootstrapPort: 9000",
+            at(15, "[1].bootstrapPort") + "is of Prefill with protocol SGLang alone",
+        ),
+        (
+            "bootstrap port 0",
+            "protocol: SGLang",
+            "protocol: SGLang\n        bootstrapPort: 0",
+            at(15, "[1].bootstrapPort") + "must be 1 to 65535",
+        ),
+        (
+            "the last bootstrap port",
+            "protocol: SGLang",
+            "protocol: SGLang\n        bootstrapPort: 65535",
+            at(15, "[1].bootstrapPort") + "is that of the first target port",
+        ),
+    ] {
+        check_pods(why, from, to, &expected);
+    }
+}
+
+/// The same of workers that are listed.
+#[test]
+fn listed_workers_have_roles() {
+    let of = |entry: &str| {
+        let head = "schemaVersion: 1\nmodel: {name: tiny}\nkvEvents: {transport: None}\n";
+        let workers =
+            format!("discovery:\n  backend: Static\n  workers:\n    - {{url: \"http://a:1\", {entry}}}\n");
+        load(&(head.to_owned() + &workers), &[]).map_err(|error| error.to_string())
+    };
+    let good = of("role: Prefill, protocol: SGLang, bootstrapPort: 9000").expect("good");
+    assert_eq!(good.protocols().into_iter().collect::<Vec<_>>(), [Protocol::SGLang]);
+    assert!(of("role: Mixed").expect("good").protocols().is_empty());
+    for (entry, expected) in [
+        ("role: Decode", "workers[0].protocol: is missing; write SGLang or NIXL"),
+        ("protocol: NIXL", "workers[0].protocol: is of Prefill and Decode alone"),
+        ("role: Decode, protocol: SGLang, bootstrapPort: 1", "workers[0].bootstrapPort: is of Prefill"),
+    ] {
+        let message = of(entry).expect_err("refused");
+        assert!(message.contains(expected), "{entry}: {message}");
+    }
 }
 
 #[test]
@@ -257,6 +324,41 @@ fn live_settings_change_only_what_they_name() {
     assert_eq!(after.settings.overlap.default, 3.0);
     assert_eq!(after.settings.load, before.settings.load);
     assert_eq!(after.freshness, before.freshness);
+}
+
+#[test]
+fn decode_demand_is_live_and_its_flags_beat_both_files() {
+    let of = |more: &str, flags: &[&str]| load(&(GOOD.to_owned() + more), flags);
+    let demand = |live: &Live| {
+        let DecodeDemand { mode, request_weight } = live.settings.decode_demand;
+        (mode.label(), request_weight)
+    };
+    let plain = of("", &[]).expect("good");
+    assert_eq!(demand(&plain.live), ("disabled", 0.0));
+    let asked = of("decodeInputDemand: {mode: Shadow, requestWeight: 5}\n", &[]).expect("good");
+    assert_eq!(demand(&asked.live), ("shadow", 5.0));
+    let live = |text: &str| "schemaVersion: 1\n".to_owned() + text;
+    let on = live("decodeInputDemand: {mode: Enabled}\npdPrefillGuardRelease: Completion\n");
+    let path = Path::new("live.yaml");
+    let after = asked.live_of(&on, path).expect("good");
+    assert_eq!(demand(&after), ("enabled", 0.0));
+    assert_eq!(after.prefill_guard, PrefillGuardRelease::Completion);
+    let flags = [
+        "--decode-input-demand",
+        "disabled",
+        "--decode-request-weight",
+        "7",
+        "--pd-prefill-guard-release",
+        "decode",
+    ];
+    let flagged = of("decodeInputDemand: {mode: Shadow}\n", &flags).expect("good");
+    assert_eq!(demand(&flagged.live), ("disabled", 7.0));
+    let after = flagged.live_of(&on, path).expect("good");
+    assert_eq!((demand(&after), after.prefill_guard), (("disabled", 7.0), PrefillGuardRelease::Decode));
+    let wrong = asked.live_of(&live("policy: LeastLoad\n"), path).expect_err("no cost").to_string();
+    assert!(wrong.contains("decodeInputDemand.mode: needs policy CachePlusLoad or KvAware"), "{wrong}");
+    let wrong = of("decodeInputDemand: {requestWeight: -1}\n", &[]).expect_err("negative").to_string();
+    assert!(wrong.contains("decodeInputDemand.requestWeight: is -1; must be 0 to"), "{wrong}");
 }
 
 #[test]

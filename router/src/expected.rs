@@ -3,7 +3,7 @@
 //! Only what a view alone claimed is compared: not routing history, not prompts
 //! in flight, not several prompts in one request, whose usage is one sum.
 
-use kvrouter_core::ids::Epoch;
+use kvrouter_core::ids::{Epoch, Role};
 use kvrouter_core::policy::{Candidate, hits};
 use kvrouter_core::reconcile::Comparison;
 use kvrouter_core::units::{Blocks, Tokens};
@@ -34,6 +34,8 @@ impl Expected {
         let size = pool.config.size;
         let comparable = chosen.trust.credited
             && chosen.predicted == 0
+            // Its usage is of what it fetched, or of what prefill had.
+            && ask.role != Role::Decode
             && ask.exact_tokens
             && ask.several.is_empty()
             && !ask.bypasses_cache

@@ -3,6 +3,8 @@
 //! Counters and histograms are updated where things happen; gauges are read at
 //! scrape time from the pool itself, so they cannot drift.
 
+use kvrouter_core::ids::Role;
+use kvrouter_core::policy::decode_demand;
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
     TextEncoder,
@@ -47,6 +49,8 @@ pub struct Metrics {
     pub shadow_picks: IntCounterVec,
     /// Blocks that shadow policies would have reused in addition.
     pub shadow_regret: IntCounterVec,
+    /// Decode picks that input demand judged.
+    pub demand_decisions: IntCounterVec,
     /// What was compared with workers, and handed to them.
     pub tokens: TokenCounters,
     /// Workers that joined or left.
@@ -78,6 +82,8 @@ struct Gauges {
     in_flight: IntGaugeVec,
     active_blocks: IntGaugeVec,
     queued_tokens: IntGaugeVec,
+    demand_tokens: IntGaugeVec,
+    demand_requests: IntGaugeVec,
     booked: IntGaugeVec,
     released: IntGaugeVec,
     view_blocks: IntGaugeVec,
@@ -178,6 +184,11 @@ impl Metrics {
                 "Blocks that a shadow policy would have reused in addition.",
                 &["policy"],
             )?,
+            demand_decisions: counters(
+                "decode_demand_decisions_total",
+                "Decode picks that input demand judged, by whether it agrees with the policy.",
+                &["mode", "input", "agrees"],
+            )?,
             tokens: TokenCounters::new(&register)?,
             fleet_changes: counters("fleet_changes_total", "Workers that joined or left.", &["change"])?,
             discovery_errors: counters(
@@ -241,6 +252,12 @@ impl Gauges {
                 "Uncached tokens that wait for a first byte.",
                 &["target"],
             )?,
+            demand_tokens: gauges(
+                "decode_demand_tokens",
+                "Input tokens held for decoding, once for every answer wanted.",
+                &["target"],
+            )?,
+            demand_requests: gauges("decode_demand_requests", "Requests held for decoding.", &["target"])?,
             booked: gauges("leases_booked", "Leases ever booked.", &["target"])?,
             released: gauges("leases_released", "Leases ever released.", &["target"])?,
             view_blocks: gauges("view_blocks", "Blocks in the view of a target.", &["target"])?,
@@ -290,6 +307,8 @@ impl Gauges {
             &self.in_flight,
             &self.active_blocks,
             &self.queued_tokens,
+            &self.demand_tokens,
+            &self.demand_requests,
             &self.booked,
             &self.released,
             &self.view_blocks,
@@ -304,6 +323,7 @@ impl Gauges {
             .for_each(|gauges| gauges.reset());
         let now = pool.clock.now();
         let freshness = pool.live.read().freshness;
+        let counts_demand = decode_demand::counts(&pool.live.read().settings, Role::Decode);
         let set = |gauges: &IntGaugeVec, labels: &[&str], value: u64| {
             gauges.with_label_values(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
@@ -318,6 +338,11 @@ impl Gauges {
                 set(&self.in_flight, &[&name], load.requests);
                 set(&self.active_blocks, &[&name], load.active_blocks);
                 set(&self.queued_tokens, &[&name], load.queued.0);
+                if counts_demand && worker.place().role == Role::Decode {
+                    let demand = target.account.demand();
+                    set(&self.demand_tokens, &[&name], demand.tokens.0);
+                    set(&self.demand_requests, &[&name], demand.requests);
+                }
                 set(&self.booked, &[&name], turnover.booked);
                 set(&self.released, &[&name], turnover.released);
                 set(&self.view_blocks, &[&name], pool.index.block_count(target.slot) as u64);

@@ -11,6 +11,8 @@ use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
 use kvrouter_core::gather::{self, Lookup, Question, Scratch};
 use kvrouter_core::ids::{Role, Target, WorkerId};
 use kvrouter_core::index::Holdings;
+use kvrouter_core::policy::decode_demand::Judgement;
+use kvrouter_core::policy::field::Field;
 use kvrouter_core::policy::images::ImageKey;
 use kvrouter_core::policy::leases::{Lease, Pick};
 use kvrouter_core::policy::sessions::{SessionKey, SessionUse};
@@ -18,8 +20,9 @@ use kvrouter_core::policy::shadow::{self, Shadow};
 use kvrouter_core::policy::{Candidate, Choice, Evidence, Outcome, PickRequest, PolicyKind, Settings};
 use kvrouter_core::receipts::elsewhere::{self, Other};
 use kvrouter_core::receipts::{Draft, ReceiptNumber, Record, ResultRecord};
+use kvrouter_core::trust::Parity;
 use kvrouter_core::units::{Blocks, Tokens};
-use kvrouter_crds::config::Fallback;
+use kvrouter_crds::config::{Fallback, Protocol};
 
 use crate::config::Live;
 use crate::expected::{self, Expected};
@@ -37,6 +40,10 @@ pub struct Ask {
     pub request_id: Arc<str>,
     /// What a worker is wanted for.
     pub role: Role,
+    /// How it must hand requests over, where it is wanted for a part of one.
+    pub protocol: Option<Protocol>,
+    /// Answers that it wants of its prompt.
+    pub choices: u32,
     /// Tokens of the prompt.
     pub prompt_tokens: Tokens,
     /// Whether they were counted, not estimated.
@@ -96,6 +103,8 @@ pub struct Routed {
     pub target: Target,
     /// The booking.
     pub lease: Lease,
+    /// What it is to do of the request.
+    pub role: Role,
     /// Where the receipt was filed.
     pub receipt: ReceiptNumber,
     /// What the answer's usage is compared with.
@@ -123,6 +132,8 @@ impl Ask {
         Self {
             request_id,
             role: Role::Mixed,
+            protocol: None,
+            choices: 1,
             prompt_tokens: prompt.count,
             exact_tokens: prompt.is_exact,
             salted: prompt.namespace.salt.is_some(),
@@ -145,9 +156,19 @@ impl Ask {
         one.into_iter().chain(self.several.iter().map(|one| (one.tokens, &*one.blocks)))
     }
 
+    /// The same request, wanting a worker for the part `role` of it.
+    pub fn part(&self, role: Role, protocol: Protocol) -> Self {
+        let session = self.session.clone().map(|session| SessionKey { role, ..session });
+        Self { role, protocol: Some(protocol), session, ..self.clone() }
+    }
+
     /// Whether `worker` may be picked for it now.
     pub fn is_for(&self, worker: &Worker) -> bool {
-        worker.takes(self.role) && worker.serves(self.adapter.as_deref())
+        let adapter = self.adapter.as_deref();
+        match self.protocol {
+            Some(protocol) => worker.does(self.role, protocol, adapter),
+            None => worker.takes(self.role) && worker.serves(adapter),
+        }
     }
 
     fn pick_request(&self, pool: &Pool) -> PickRequest<'_> {
@@ -159,7 +180,7 @@ impl Ask {
             size: pool.config.size,
             images: &self.images,
             session: self.session.as_ref(),
-            choices: 1,
+            choices: self.choices,
         }
     }
 
@@ -173,6 +194,7 @@ impl Ask {
             exact_tokens: self.exact_tokens,
             blocks: &self.blocks,
             images: self.images.len() as u64,
+            choices: self.choices,
             ..Draft::undecided(&self.request_id, settings, pool.config.size.tokens())
         }
     }
@@ -269,24 +291,20 @@ fn pick_in(
     count(pool, ask, settings.policy, choice.outcome, Some(&chosen));
     count_shadows(pool, &shadows, &chosen);
     pool.metrics.sessions.with_label_values(&[session.label()]).inc();
+    let worker = Arc::clone(listed.owner(field.place(choice.chosen)));
+    tell_demand(pool, ask, &settings, field, choice, &worker);
     let filed = pool.receipts.file(record, None);
     *spare = filed.spare;
     if let Some(beginning) = &ask.beginning {
         pool.beginnings.lock().sent(beginning.first, beginning.own);
     }
-    let worker = Arc::clone(listed.owner(field.place(choice.chosen)));
     let state = expected::state(&worker, chosen.target.rank.0).expect("its targets stood for choice");
     ask.prompts().for_each(|(_, blocks)| pool.remember(state, ask.namespace, blocks));
     let expected = Expected::of(pool, ask, &chosen, state);
-    let has_blocks = !ask.blocks.is_empty();
-    Ok(Routed {
-        worker,
-        target: chosen.target,
-        lease: pick.lease,
-        receipt: filed.number,
-        expected,
-        has_blocks,
-    })
+    // A decode engine may keep nothing of a prompt that it fetched.
+    let has_blocks = !ask.blocks.is_empty() && ask.role != Role::Decode;
+    let (target, lease, role, receipt) = (chosen.target, pick.lease, ask.role, filed.number);
+    Ok(Routed { worker, target, lease, role, receipt, expected, has_blocks })
 }
 
 /// What the response that a request goes on from has to say, and the worker that
@@ -385,14 +403,38 @@ fn gather(
         bypasses_cache: ask.bypasses_cache,
         history: (live.fallback == Fallback::History).then_some(&pool.history),
     };
-    let adapter = ask.adapter.as_deref();
     let admits = |place| {
         let worker = listed.owner(place);
         let is_maker = maker.is_none_or(|maker| std::ptr::eq(maker, &**worker));
-        is_maker && worker.serves(adapter) && !excluded.contains(&worker.id)
+        is_maker && ask.is_for(worker) && !excluded.contains(&worker.id)
     };
-    let all = adapter.is_none() && excluded.is_empty() && maker.is_none();
+    let is_plain = ask.adapter.is_none() && ask.protocol.is_none();
+    let all = is_plain && excluded.is_empty() && maker.is_none();
     gather::gather(&question, &listed.lineup, |place| all || admits(place), field);
+}
+
+/// Counts what decode input-demand made of a pick, and tells who asks for it.
+fn tell_demand(pool: &Pool, ask: &Ask, settings: &Settings, field: &Field, choice: &Choice, worker: &Worker) {
+    let Some(Judgement { suggested, original, projected }) = choice.demand else { return };
+    // What was not compared counts as exact: most engines agree.
+    let diverged = worker.rendering.known().parity == Parity::Diverged;
+    let exact = ask.exact_tokens && ask.images.is_empty() && !diverged;
+    let (mode, input) = (settings.decode_demand.mode.label(), if exact { "exact" } else { "estimated" });
+    let agrees = if suggested == original { "true" } else { "false" };
+    pool.metrics.demand_decisions.with_label_values(&[mode, input, agrees]).inc();
+    tracing::debug!(
+        target: "kv_router::decode_demand",
+        mode,
+        input,
+        prompt_tokens = ask.prompt_tokens.0,
+        choices = ask.choices,
+        projected_tokens = projected.0,
+        original = %field.candidate(original).target,
+        suggested = %field.candidate(suggested).target,
+        actual = %field.candidate(choice.chosen).target,
+        request_id = %ask.request_id,
+        "decode demand"
+    );
 }
 
 fn count(pool: &Pool, ask: &Ask, policy: PolicyKind, outcome: Outcome, chosen: Option<&Candidate>) {
@@ -419,6 +461,7 @@ fn log_pick(
     session: SessionUse,
 ) {
     let Choice { cost, outcome, tie, .. } = pick.choice;
+    let demand = pick.choice.demand.map(|demand| demand.projected.0);
     tracing::info!(
         target: "kv_router::pick",
         policy = %policy.label(),
@@ -439,6 +482,7 @@ fn log_pick(
         mm_images = ask.images.len(),
         mm_affinity_hits = chosen.images_seen,
         session = %session.label(),
+        demand_tokens = demand,
         request_id = %ask.request_id,
         "pick"
     );

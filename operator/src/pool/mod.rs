@@ -4,6 +4,7 @@ pub mod arguments;
 pub mod build;
 pub mod members;
 pub mod observe;
+pub mod pairs;
 pub mod parity;
 pub mod rules;
 pub mod seed;

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use kvrouter_crds::conditions::Reason;
-use kvrouter_crds::config::EventTransport;
-use kvrouter_crds::pool::{Bridge, InferencePoolSpec, NatsSpec, SecretKeyRef, TokenizerSource};
+use kvrouter_crds::config::{Engine, EventTransport, Protocol, RoleName};
+use kvrouter_crds::pool::{Bridge, InferencePoolSpec, NatsSpec, RoleSpec, SecretKeyRef, TokenizerSource};
 
 use crate::config::is_broker;
 use crate::verdict::Complaint;
@@ -22,6 +22,7 @@ pub fn complaints(name: &str, spec: &InferencePoolSpec) -> Vec<Complaint> {
     found.extend(wrong_name("InferencePool", name));
     model(spec, &mut found);
     selectors(spec, &mut found);
+    handovers(spec, &mut found);
     ports(spec, &mut found);
     workloads(spec, &mut found);
     events(spec, &mut found);
@@ -123,6 +124,74 @@ fn selectors(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
             );
             found.push(invalid(&field, message));
         }
+    }
+}
+
+/// What prefill and decode need to serve requests together.
+fn handovers(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
+    let named = |name: RoleName| spec.roles.iter().find(|role| role.name == name);
+    let halves = [named(RoleName::Prefill), named(RoleName::Decode)];
+    if let [Some(half), None] | [None, Some(half)] = halves {
+        let other = if half.name == RoleName::Prefill { RoleName::Decode } else { RoleName::Prefill };
+        let (half, other) = (half.name.label(), other.label());
+        let message = format!(
+            "The role {half} needs {other}: the two serve requests together; add the role {other} to spec.roles or remove {half}."
+        );
+        found.push(invalid("spec.roles", message));
+    }
+    if let [Some(prefill), Some(decode)] = halves
+        && let (Some(one), Some(other)) = (prefill.protocol, decode.protocol)
+        && one != other
+    {
+        let message = format!(
+            "The roles prefill and decode hand requests over to each other, and their protocols are {one:?} and {other:?}; give both the same."
+        );
+        found.push(invalid("spec.roles", message));
+    }
+    for (at, role) in spec.roles.iter().enumerate() {
+        handover(spec, role, &format!("spec.roles[{at}]"), found);
+    }
+}
+
+fn handover(spec: &InferencePoolSpec, role: &RoleSpec, field: &str, found: &mut Vec<Complaint>) {
+    let label = role.name.label();
+    match (role.name, role.protocol) {
+        (RoleName::Mixed, Some(_)) => {
+            let message = "The role mixed hands nothing over; remove its protocol or change its name.";
+            found.push(invalid(field, message));
+        }
+        (RoleName::Prefill | RoleName::Decode, None) => {
+            let message =
+                format!("The role {label} has no protocol; add SGLang or NIXL, whichever its engines speak.");
+            found.push(invalid(field, message));
+        }
+        (RoleName::Mixed, None) | (RoleName::Prefill | RoleName::Decode, Some(_)) => {}
+    }
+    let is_of_other_engine = match (role.protocol, spec.engine) {
+        (None, _) | (_, Engine::Auto) => false,
+        (Some(Protocol::SGLang), engine) => engine != Engine::SGLang,
+        (Some(Protocol::NIXL), engine) => engine == Engine::SGLang,
+    };
+    if is_of_other_engine {
+        let message = format!(
+            "The role {label} has another engine's protocol than spec.engine {:?}: SGLang is for SGLang, NIXL for the others; correct one, or use engine: Auto.",
+            spec.engine
+        );
+        found.push(invalid(field, message));
+    }
+    let Some(port) = role.bootstrap_port else { return };
+    if (role.name, role.protocol) != (RoleName::Prefill, Some(Protocol::SGLang)) {
+        let message = format!(
+            "The bootstrapPort of the role {label} is of no use: it is of Prefill with protocol: SGLang alone; remove it."
+        );
+        found.push(invalid(field, message));
+    }
+    let ports = u64::from(port)..u64::from(port) + spec.target_ports.len() as u64;
+    if port == 0 || 1 << 16 < ports.end {
+        let message = format!(
+            "The bootstrapPort of the role {label} must be 1 to 65535 for each of spec.targetPorts, of which every one has its own, counted on; correct it."
+        );
+        found.push(invalid(field, message));
     }
 }
 

@@ -10,12 +10,15 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::SignedDuration;
 use kvrouter_crds::InferencePool;
-use kvrouter_crds::conditions::{ConditionType, Finding, POOL_TYPES, Reason, WorkloadState, find, names};
+use kvrouter_crds::conditions::{
+    ConditionType, Finding, POOL_TYPES, Reason, Status, WorkloadState, find, names,
+};
 use kvrouter_crds::config::EventTransport;
 use kvrouter_crds::pool::{Bridge, InferencePoolSpec, InferencePoolStatus, WorkloadStatus};
 
 use super::members::{Member, endpoints, members};
 use super::observe::Observed;
+use super::pairs::{self, Missing};
 use super::parity::parity;
 use super::seed::{seed, stuck};
 use super::validate::{Invalid, ValidPool, selector_text};
@@ -63,7 +66,10 @@ pub fn status(input: &Input<'_>, memory: &Memory) -> Outcome<InferencePoolStatus
         events(input, &members),
     ];
     let mut conditions: Vec<Condition> = seen.iter().map(|seen| memory.settle(&pass, seen)).collect();
-    for derived in [degraded(&conditions), ready(input, &members, &conditions)] {
+    let missing = input.verdict.as_ref().ok().and_then(|_| pairs::missing(&pool.spec, &members));
+    let derived =
+        [degraded(missing.as_ref(), &conditions), ready(input, &members, missing.as_ref(), &conditions)];
+    for derived in derived {
         conditions.push(memory.settle(&pass, &derived));
     }
     // Rows change together with the condition that speaks of them.
@@ -165,14 +171,26 @@ fn no_pods(spec: &InferencePoolSpec) -> Finding {
     Finding::unknown(Reason::NoPods, message)
 }
 
-/// From what is published: it has waited for its window already.
-fn degraded(conditions: &[Condition]) -> Seen {
+/// Half of the pairs missing is worse than all else, where requests are served in
+/// spite of it. The rest is from what is published: it has waited for its window
+/// already.
+fn degraded(missing: Option<&Missing>, conditions: &[Condition]) -> Seen {
+    if let Some(Missing { finding, blamed, is_served: true }) = missing {
+        let finding = Finding { status: Status::True, ..finding.clone() };
+        let (type_, blamed) = (ConditionType::Degraded, blamed.clone());
+        return Seen { type_, finding, pace: Pace::AfterWindow, blamed };
+    }
     let finding =
         verdict::degraded(conditions, &[ConditionType::PageSizeParity, ConditionType::EventsConnected]);
     Seen::certain(ConditionType::Degraded, finding)
 }
 
-fn ready(input: &Input<'_>, members: &[Member<'_>], conditions: &[Condition]) -> Seen {
+fn ready(
+    input: &Input<'_>,
+    members: &[Member<'_>],
+    missing: Option<&Missing>,
+    conditions: &[Condition],
+) -> Seen {
     let type_ = ConditionType::Ready;
     for dependency in [ConditionType::Accepted, ConditionType::ResolvedRefs] {
         if let Some(finding) = verdict::first_failure(conditions, dependency) {
@@ -191,6 +209,10 @@ fn ready(input: &Input<'_>, members: &[Member<'_>], conditions: &[Condition]) ->
             selector_text(&input.pool.spec)
         );
         let finding = Finding::fails(Reason::NoPodsReady, message);
+        return Seen { type_, finding, pace: Pace::AfterWindow, blamed };
+    }
+    if let Some(Missing { finding, blamed, is_served: false }) = missing {
+        let (finding, blamed) = (finding.clone(), blamed.clone());
         return Seen { type_, finding, pace: Pace::AfterWindow, blamed };
     }
     Seen::afar(type_, Finding::holds(Reason::Serving, "The spec is in order and engines are ready."))

@@ -9,8 +9,8 @@ use super::super::observe::RouterSeen;
 use super::super::validate::validate;
 use super::*;
 use crate::sample::{
-    WINDOW, around_pool, at, engine, engine_seeded, engine_with, flags, not_ready, pool, report, router_pod,
-    target, worker, worker_heard,
+    WINDOW, around_pool, at, divided, engine, engine_seeded, engine_with, flags, merged, not_ready, pool,
+    report, router_pod, target, worker, worker_heard,
 };
 
 /// The pool's status after the window has passed once.
@@ -119,6 +119,52 @@ fn a_healthy_pool_is_ready_and_not_degraded() {
     assert_eq!(status.endpoints.map(|endpoints| endpoints.summary).as_deref(), Some("2/2"));
     assert_eq!(status.page_sizes.len(), 1);
     assert_eq!((status.page_sizes[0].evidence.as_str(), status.page_sizes[0].pods), ("events", 2));
+}
+
+#[test]
+fn half_a_pair_serves_nothing_and_degrades_what_mixed_pods_serve() {
+    let status = |pods: &[(&str, &str, bool)]| {
+        let pod = |(name, role, ready): &(&str, &str, bool)| {
+            let change = if *ready { json!({}) } else { not_ready() };
+            engine(name, merged(json!({"metadata": {"labels": {"role": role}}}), change))
+        };
+        let workers: Vec<Value> = pods.iter().map(|(name, ..)| worker(name, json!({}))).collect();
+        let observed = world(pods.iter().map(pod).collect(), &workers);
+        settled(&pool(json!({"roles": divided("SGLang")})), &observed, &[])
+    };
+    let told = |why: &str,
+                pods: &[(&str, &str, bool)],
+                ready: (&str, &str),
+                degraded: (&str, &str),
+                parts: &[&str]| {
+        let status = status(pods);
+        check(why, &status, ConditionType::Ready, ready, if ready.0 == "False" { parts } else { &[] });
+        check(
+            why,
+            &status,
+            ConditionType::Degraded,
+            degraded,
+            if degraded.0 == "True" { parts } else { &[] },
+        );
+    };
+    let (p, d, m) = (("p", "prefill", true), ("d", "decode", true), ("m", "mixed", true));
+    let (serving, fine) = (("True", "Serving"), ("False", "AsExpected"));
+    told("both", &[p, d], serving, fine, &[]);
+    let none =
+        ["No pod has the role decode", "nothing is served", "kubectl get pods -l app=qwen,role=decode"];
+    told("no decode", &[p], ("False", "NoDecodeReady"), fine, &none);
+    let late = ["No pod of the role decode is ready: d", "nothing is served"];
+    told("not ready yet", &[p, ("d", "decode", false)], ("False", "NoDecodeReady"), fine, &late);
+    told("no prefill", &[d], ("False", "NoPrefillReady"), fine, &["the role prefill"]);
+    told("served by mixed", &[p, m], serving, ("True", "NoDecodeReady"), &["mixed pods serve all requests"]);
+    told("mixed alone", &[m], serving, ("True", "NoPrefillReady"), &["the role prefill"]);
+    told(
+        "nobody",
+        &[("p", "prefill", false)],
+        ("False", "NoPodsReady"),
+        fine,
+        &["No pod of the pool is ready"],
+    );
 }
 
 #[test]

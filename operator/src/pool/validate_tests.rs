@@ -127,14 +127,17 @@ fn a_spec_must_make_sense() {
 
 #[test]
 fn roles_exclude_each_other() {
-    let role = |name: &str, labels: Value| json!({"name": name, "selector": {"matchLabels": labels}});
+    let role = |name: &str, labels: Value| {
+        let protocol = if name == "Mixed" { Value::Null } else { json!("NIXL") };
+        json!({"name": name, "selector": {"matchLabels": labels}, "protocol": protocol})
+    };
     let roles = |roles: &[Value]| json!({"roles": roles});
     let (prefill, decode) = (role("Prefill", json!({"role": "p"})), role("Decode", json!({"role": "d"})));
-    check_spec("two", roles(&[prefill.clone(), decode]), &[]);
+    check_spec("two", roles(&[prefill.clone(), decode.clone()]), &[]);
     check_spec(
         "one twice",
-        roles(&[prefill.clone(), role("Prefill", json!({"a": "b"}))]),
-        &[("spec.roles[1]", "twice")],
+        roles(&[prefill.clone(), decode, role("Prefill", json!({"a": "b"}))]),
+        &[("spec.roles[2]", "twice")],
     );
     check_spec(
         "the same pods",
@@ -147,6 +150,47 @@ fn roles_exclude_each_other() {
         roles(&[role("Mixed", json!({"app": "other"}))]),
         &[("spec.roles[0]", "matches no pod")],
     );
+}
+
+#[test]
+fn prefill_and_decode_come_together_and_speak_the_same() {
+    let roles = |roles: &[(&str, Value)]| {
+        let role = |(name, change): &(&str, Value)| {
+            let base = json!({"name": name, "selector": {"matchLabels": {"role": name}}});
+            merged(base, change.clone())
+        };
+        json!({"roles": roles.iter().map(role).collect::<Vec<_>>()})
+    };
+    let (sglang, nixl) = (json!({"protocol": "SGLang"}), json!({"protocol": "NIXL"}));
+    let (prefill, decode) = (|it: &Value| ("Prefill", it.clone()), |it: &Value| ("Decode", it.clone()));
+    check_spec("a pair", roles(&[prefill(&nixl), decode(&nixl), ("Mixed", json!({}))]), &[]);
+    let at_port = |port: u32| merged(sglang.clone(), json!({"bootstrapPort": port}));
+    check_spec("its last port", roles(&[prefill(&at_port(65535)), decode(&sglang)]), &[]);
+    check_spec("half a pair", roles(&[prefill(&nixl)]), &[("spec.roles", "prefill needs decode")]);
+    check_spec("the other half", roles(&[decode(&nixl)]), &[("spec.roles", "decode needs prefill")]);
+    let two = roles(&[prefill(&nixl), decode(&sglang)]);
+    check_spec("two protocols", two, &[("spec.roles", "are NIXL and SGLang; give both the same")]);
+    let without = roles(&[prefill(&nixl), decode(&json!({}))]);
+    check_spec("no protocol", without, &[("spec.roles[1]", "decode has no protocol")]);
+    check_spec(
+        "mixed with one",
+        roles(&[("Mixed", nixl.clone())]),
+        &[("spec.roles[0]", "remove its protocol")],
+    );
+    let of_decode = roles(&[prefill(&sglang), decode(&at_port(8998))]);
+    check_spec("decode's port", of_decode, &[("spec.roles[1]", "of no use")]);
+    let of_vllm = roles(&[prefill(&merged(nixl.clone(), json!({"bootstrapPort": 8998}))), decode(&nixl)]);
+    check_spec("vLLM's port", of_vllm, &[("spec.roles[0]", "of no use")]);
+    let ports = json!({"targetPorts": [{"number": 8000}, {"number": 8001}]});
+    let beyond = merged(roles(&[prefill(&at_port(65535)), decode(&sglang)]), ports);
+    check_spec("beyond the last port", beyond, &[("spec.roles[0]", "1 to 65535 for each")]);
+    for (engine, protocol, wrong) in
+        [("SGLang", &nixl, true), ("VLLM", &sglang, true), ("VLLM", &nixl, false)]
+    {
+        let spec = merged(roles(&[prefill(protocol), decode(protocol)]), json!({"engine": engine}));
+        let expected = [("spec.roles[0]", "another engine's"), ("spec.roles[1]", "another engine's")];
+        check_spec(engine, spec, if wrong { &expected } else { &[] });
+    }
 }
 
 #[test]

@@ -7,9 +7,10 @@
 use std::path::PathBuf;
 
 use kvrouter_crds::config::{
-    DEFAULT_IMAGE_WEIGHT, Discovery, DiscoveryBackend, ForwardTokenIds, Freshness, KubernetesDiscovery,
-    KvEvents, Limits, Listen, LiveSettings, Model, Nats, OverlapWeights, Overload, PageSizePolicy, Policy,
-    PoolName, RoleSelector, RouterConfig, SCHEMA_VERSION, SessionAffinity, Switch, TierCredits, Tokenizer,
+    DEFAULT_IMAGE_WEIGHT, DecodeInputDemand, Discovery, DiscoveryBackend, ForwardTokenIds, Freshness,
+    KubernetesDiscovery, KvEvents, Limits, Listen, LiveSettings, Model, Nats, OverlapWeights, Overload,
+    PageSizePolicy, Policy, PoolName, PrefillGuardRelease, RoleSelector, RouterConfig, SCHEMA_VERSION,
+    SessionAffinity, Switch, TierCredits, Tokenizer,
 };
 use kvrouter_crds::pool::{SecretKeyRef, TokenizerSource};
 
@@ -74,11 +75,14 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
         shadow_policies: Vec::new(),
         page_size_policy: PageSizePolicy::default(),
         forward_token_ids: ForwardTokenIds::default(),
+        decode_input_demand: DecodeInputDemand::default(),
+        pd_prefill_guard_release: PrefillGuardRelease::default(),
     }
 }
 
 /// What may change while a router runs: every field that routers of all releases
-/// know, so that nothing depends on the start settings' defaults.
+/// know, so that nothing depends on the start settings' defaults; of the others
+/// those that differ from them.
 pub fn live_settings(router: &ValidRouter) -> LiveSettings {
     let spec = &router.spec;
     LiveSettings {
@@ -95,6 +99,9 @@ pub fn live_settings(router: &ValidRouter) -> LiveSettings {
         shadow_policies: Some(spec.shadow_policies.clone()),
         page_size_policy: Some(router.pool.page_size_policy),
         forward_token_ids: (!spec.forward_token_ids.is_never()).then_some(spec.forward_token_ids),
+        decode_input_demand: (!spec.decode_input_demand.is_default()).then_some(spec.decode_input_demand),
+        pd_prefill_guard_release: (!spec.pd_prefill_guard_release.is_decode())
+            .then_some(spec.pd_prefill_guard_release),
         foreign_selectors: router.foreign_selectors.clone(),
     }
 }
@@ -104,6 +111,8 @@ fn discovery(router: &ValidRouter) -> Discovery {
     let role = |role: &kvrouter_crds::pool::RoleSpec| RoleSelector {
         name: role.name,
         selector: role.selector.match_labels.clone(),
+        protocol: role.protocol,
+        bootstrap_port: role.bootstrap_port,
     };
     let kubernetes = KubernetesDiscovery {
         namespace: router.namespace.clone(),

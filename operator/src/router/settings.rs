@@ -1,11 +1,11 @@
 //! Does every replica have the settings that the spec asks for, and what do
-//! routers say of tokenizer, tokens and index? Pure.
+//! routers say of tokenizer, tokens, index, and pairs of workers? Pure.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::jiff::Timestamp;
-use kvrouter_crds::conditions::{ConditionType, Finding, Reason, names};
-use kvrouter_crds::config::{EventTransport, Policy};
+use kvrouter_crds::conditions::{ConditionType, Finding, Reason, Status, names};
+use kvrouter_crds::config::{EventTransport, Policy, RoleName};
 use kvrouter_crds::health::{HealthReport, RenderingHealth, WorkerHealth};
 use kvrouter_crds::pool::InferencePoolSpec;
 use kvrouter_crds::router::KvRouterSpec;
@@ -15,6 +15,7 @@ use super::hearing::{reports, subject, why_not_ready};
 use super::trouble::Trouble;
 use crate::facts::{self, RouterPod, is_finished, is_terminating};
 use crate::hysteresis::{Pace, Seen};
+use crate::pool::pairs::reason_without;
 
 /// In the refusal of settings that are newer than the router.
 const VERSION_SKEW: &str = "VersionSkew";
@@ -238,6 +239,37 @@ pub fn index(pool: &InferencePoolSpec, router: &str, pods: &[RouterPod], now: Ti
     over_reports(type_, router, pods, now, |pod, report| cold(router, pod, report)).unwrap_or_else(|| {
         Seen::afar(type_, Finding::holds(Reason::Warm, "Every router knows what every engine holds."))
     })
+}
+
+/// What `Degraded` should say because prefill or decode workers have nobody to
+/// serve requests with; none where they have, and where no worker is ready, which
+/// the other conditions tell.
+pub fn pairs(pool: &InferencePoolSpec, router: &str, pods: &[RouterPod], now: Timestamp) -> Option<Seen> {
+    let named = |role: &RoleName| pool.roles.iter().any(|named| named.name == *role);
+    let halves: Vec<RoleName> = [RoleName::Prefill, RoleName::Decode].into_iter().filter(named).collect();
+    let (all, _) = reports(router, pods, now).ok()?;
+    let ready = |report: &HealthReport, role: RoleName| {
+        report.workers.iter().any(|worker| worker.ready && worker.role == role.label())
+    };
+    let (pod, report, role) = all.into_iter().find_map(|(pod, report)| {
+        let half = halves.iter().copied().find(|role| !ready(report, *role))?;
+        report.workers.iter().any(|worker| worker.ready).then_some((pod, report, half))
+    })?;
+    let of_role = || report.workers.iter().filter(|worker| worker.role == role.label());
+    let why = of_role().next().map_or_else(
+        || "; it knows none".to_owned(),
+        |worker| format!(" ({}: {})", subject(worker), worker.reason),
+    );
+    let effect =
+        if ready(report, RoleName::Mixed) { "mixed workers serve all requests" } else { "nothing is served" };
+    let message = format!(
+        "Pod {pod} of router {router} has no {} worker that is ready{why}, and prefill and decode serve requests \
+         together, so {effect}; look at the pool's pods of that role.",
+        role.label()
+    );
+    let finding = Finding { status: Status::True, ..Finding::fails(reason_without(role)?, message) };
+    let blamed = of_role().map(|worker| subject(worker).to_owned()).collect();
+    Some(Seen { type_: ConditionType::Degraded, finding, pace: Pace::AfterWindow, blamed })
 }
 
 /// Labels of a view's reason, and what they come to; worst first.

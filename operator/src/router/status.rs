@@ -65,7 +65,7 @@ pub fn status(input: &Input<'_>, memory: &Memory) -> Outcome<KvRouterStatus> {
     ];
     seen.extend(reported(input, &troubles));
     let mut conditions: Vec<Condition> = seen.iter().map(|seen| memory.settle(&pass, seen)).collect();
-    for derived in [degraded(&conditions), ready(&conditions)] {
+    for derived in [degraded(input, &conditions), ready(&conditions)] {
         conditions.push(memory.settle(&pass, &derived));
     }
     debug_assert_eq!(conditions.len(), ROUTER_TYPES.len(), "every type is present");
@@ -308,10 +308,18 @@ fn reported(input: &Input<'_>, troubles: &[Trouble]) -> [Seen; 5] {
     ]
 }
 
-/// From what is published: it has waited for its window already. Settings that
-/// are on their way make nothing worse, nor do tokens that cannot be compared.
-fn degraded(conditions: &[Condition]) -> Seen {
+/// Half of the pairs missing is worse than all else. The rest is from what is
+/// published: it has waited for its window already. Settings that are on their way
+/// make nothing worse, nor do tokens that cannot be compared.
+fn degraded(input: &Input<'_>, conditions: &[Condition]) -> Seen {
     let type_ = ConditionType::Degraded;
+    let Input { router, observed, .. } = *input;
+    let name = router.metadata.name.as_deref().unwrap_or_default();
+    let pool = observed.pool.as_deref().filter(|_| input.verdict.is_ok());
+    if let Some(seen) = pool.and_then(|pool| settings::pairs(&pool.spec, name, &observed.pods, observed.now))
+    {
+        return seen;
+    }
     let is_settled = |condition: &&Condition| {
         let on_its_way = condition.type_ == ConditionType::ConfigApplied.as_str()
             && condition.reason == Reason::RolloutPending.as_str();

@@ -11,8 +11,8 @@ use super::super::validate::validate;
 use super::*;
 use crate::facts::{RouterPod, Warning};
 use crate::sample::{
-    WINDOW, around_router, at, flags, merged, not_ready, pool, rendering, report, router, router_pod, worker,
-    worker_heard,
+    WINDOW, around_router, at, divided, flags, merged, not_ready, pool, rendering, report, router,
+    router_pod, worker, worker_heard,
 };
 
 /// A router, its pool and what is seen of them.
@@ -181,10 +181,35 @@ fn wrong_specs_change_nothing_that_runs() {
     world.check("ready", ConditionType::Ready, ("False", "PoolNotFound"), &[]);
     world.check("rollout", ConditionType::Progressing, ("Unknown", "Pending"), &[]);
     world.check("routers run on", ConditionType::RouterAvailable, ("True", "Available"), &[]);
-    let role = json!({"roles": [{"name": "Decode", "selector": {"matchLabels": {"r": "d"}}}]});
-    let split = World::of(json!({}), pool(role));
-    split.check("split", ConditionType::Accepted, ("False", "DisaggregationNotSupported"), &["decode"]);
-    split.check("split", ConditionType::Ready, ("False", "DisaggregationNotSupported"), &[]);
+}
+
+#[test]
+fn half_a_pair_of_workers_degrades() {
+    let type_ = ConditionType::Degraded;
+    let divided = json!({"roles": divided("NIXL")});
+    let check = |why: &str, workers: &[(&str, &str, bool)], expected: (&str, &str), parts: &[&str]| {
+        let worker = |(pod, role, ready): &(&str, &str, bool)| {
+            let reason = if *ready { "ok" } else { "pod_not_ready" };
+            worker(pod, json!({"role": role, "ready": ready, "reason": reason}))
+        };
+        let workers: Vec<Value> = workers.iter().map(worker).collect();
+        let mut world = World::of(json!({}), pool(divided.clone()));
+        let told = world.report(&workers, json!({}));
+        let pod = |name| router_pod(name, json!({}), Some(told.clone()));
+        world.observed.pods = ["chat-1", "chat-2"].map(pod).to_vec();
+        world.check(why, type_, expected, parts);
+    };
+    let (p, d, m) = (("p", "prefill", true), ("d", "decode", true), ("m", "mixed", true));
+    check("both", &[p, d], ("False", "AsExpected"), &[]);
+    let nobody =
+        ["Pod chat-1 of router chat has no decode worker that is ready; it knows none", "nothing is served"];
+    check("no decode", &[p], ("True", "NoDecodeReady"), &nobody);
+    let late = ["(d: pod_not_ready)", "mixed workers serve all requests"];
+    check("one that is not ready", &[p, ("d", "decode", false), m], ("True", "NoDecodeReady"), &late);
+    check("no prefill", &[d, m], ("True", "NoPrefillReady"), &["no prefill worker"]);
+    check("mixed alone", &[m], ("True", "NoPrefillReady"), &["mixed workers serve"]);
+    check("nobody at all", &[("p", "prefill", false)], ("Unknown", "NoWorkers"), &[]);
+    World::new().check("a pool without roles", type_, ("False", "AsExpected"), &[]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Affinity, TopologySpreadConstraint};
 use kvrouter_crds::conditions::Reason;
-use kvrouter_crds::config::{Policy, RoleName};
+use kvrouter_crds::config::{DemandMode, Policy};
 use kvrouter_crds::pool::InferencePoolSpec;
 use kvrouter_crds::router::{KvRouterSpec, Scheduling};
 use kvrouter_crds::{InferencePool, KvRouter};
@@ -73,6 +73,11 @@ fn contradictions(spec: &KvRouterSpec, complaints: &mut Vec<Complaint>) {
     if spec.load_weights.is_some() && spec.policy != Policy::CachePlusLoad {
         let message = "spec.loadWeights needs policy: CachePlusLoad; remove them or change the policy.";
         complaints.push(invalid("spec.loadWeights", message));
+    }
+    let demand = spec.decode_input_demand.mode;
+    if demand != DemandMode::Disabled && !matches!(spec.policy, Policy::CachePlusLoad | Policy::KvAware) {
+        let message = "spec.decodeInputDemand needs policy: CachePlusLoad or KvAware; set its mode: Disabled or change the policy.";
+        complaints.push(invalid("spec.decodeInputDemand", message));
     }
     if 0.0 < spec.overload.cold_reserve && spec.overload.max_queued_tokens.is_none() {
         let message = "spec.overload.coldReserve is a share of overload.maxQueuedTokens, which is not set; set both or neither.";
@@ -146,16 +151,6 @@ fn usable_pool<'a>(
         );
         return Err(vec![Complaint::resolved(Reason::PoolNotFound, "spec.poolRef", message)]);
     };
-    let split = pool.spec.roles.iter().find(|role| role.name != RoleName::Mixed);
-    if let Some(role) = split {
-        let message = format!(
-            "The pool {name} has the role {}, and this release routes to Mixed pods only; remove the role or use a pool \
-             without it.",
-            role.name.label()
-        );
-        let reason = Reason::DisaggregationNotSupported;
-        return Err(vec![Complaint::accepted(reason, "spec.poolRef", message)]);
-    }
     let mut wrong = rules::complaints(name, &pool.spec);
     let broker = broker(&pool.spec, flags).map_err(|complaint| wrong.push(complaint)).unwrap_or_default();
     if wrong.is_empty() {

@@ -21,7 +21,7 @@ fn check(why: &str, spec: Value, pool: Option<InferencePool>, expected: Option<(
 #[test]
 fn a_router_needs_a_pool_that_it_can_serve() {
     let good = || Some(pool(json!({})));
-    let role = |name: &str| json!({"roles": [{"name": name, "selector": {"matchLabels": {"r": "x"}}}]});
+    let role = |name: &str, protocol: Value| json!({"name": name, "selector": {"matchLabels": {"r": name}}, "protocol": protocol});
     check("both in order", json!({}), good(), None);
     check(
         "no pool",
@@ -35,9 +35,17 @@ fn a_router_needs_a_pool_that_it_can_serve() {
         Some(pool(json!({"blockSize": 0}))),
         Some((Reason::PoolNotAccepted, "blockSize")),
     );
-    let split = Some((Reason::DisaggregationNotSupported, "the role prefill"));
-    check("a split pool", json!({}), Some(pool(role("Prefill"))), split);
-    check("mixed is the usual", json!({}), Some(pool(role("Mixed"))), None);
+    let halves = json!({"roles": [role("Prefill", json!("NIXL")), role("Decode", json!("NIXL"))]});
+    check("a divided pool", json!({}), Some(pool(halves)), None);
+    let half = json!({"roles": [role("Prefill", json!("NIXL"))]});
+    let alone = Some((Reason::PoolNotAccepted, "prefill needs decode"));
+    check("half of one", json!({}), Some(pool(half)), alone);
+    check("mixed is the usual", json!({}), Some(pool(json!({"roles": [role("Mixed", json!(null))]}))), None);
+    let demand = |policy: &str, mode: &str| json!({"policy": policy, "decodeInputDemand": {"mode": mode}});
+    check("demand of a cost", demand("KvAware", "Enabled"), good(), None);
+    check("demand that is off", demand("LeastLoad", "Disabled"), good(), None);
+    let needs = Some((Reason::InvalidSpec, "spec.decodeInputDemand needs policy: CachePlusLoad or KvAware"));
+    check("demand without a cost", demand("LeastLoad", "Shadow"), good(), needs);
     let weights = json!({"policy": "KvAware", "loadWeights": {"queue": 1}});
     check("weights for nothing", weights, good(), Some((Reason::InvalidSpec, "needs policy: CachePlusLoad")));
     let shadow = json!({"shadowPolicies": ["CachePlusLoad"]});

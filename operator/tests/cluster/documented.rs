@@ -67,12 +67,72 @@ const REJECTED: &[(&str, &[Manifest])] = &[
             "roles: [{name: Decode, selector: {matchLabels: {r: a}}}, {name: Decode, selector: {matchLabels: {r: b}}}]",
         )],
     ),
+    (
+        "`Prefill` without `Decode`, or the other way round",
+        &[
+            PoolWith("roles: [{name: Prefill, protocol: NIXL, selector: {matchLabels: {r: p}}}]"),
+            PoolWith("roles: [{name: Decode, protocol: NIXL, selector: {matchLabels: {r: d}}}]"),
+        ],
+    ),
+    (
+        "`Decode` without `protocol`, or `Mixed` with one",
+        &[
+            PoolWith(
+                "roles: [{name: Prefill, protocol: NIXL, selector: {matchLabels: {r: p}}}, {name: Decode, selector: {matchLabels: {r: d}}}]",
+            ),
+            PoolWith("roles: [{name: Mixed, protocol: NIXL, selector: {matchLabels: {r: p}}}]"),
+        ],
+    ),
+    (
+        "`Prefill` with `SGLang` and `Decode` with `NIXL`",
+        &[PoolWith(
+            "roles: [{name: Prefill, protocol: SGLang, selector: {matchLabels: {r: p}}}, {name: Decode, protocol: NIXL, selector: {matchLabels: {r: d}}}]",
+        )],
+    ),
+    (
+        "`protocol: Mooncake`",
+        &[PoolWith("roles: [{name: Prefill, protocol: Mooncake, selector: {matchLabels: {r: p}}}]")],
+    ),
+    (
+        "`protocol: NIXL` with `engine: SGLang`",
+        &[PoolWith(
+            "engine: SGLang\nroles: [{name: Prefill, protocol: NIXL, selector: {matchLabels: {r: p}}}, {name: Decode, protocol: NIXL, selector: {matchLabels: {r: d}}}]",
+        )],
+    ),
+    (
+        "`bootstrapPort` of `Decode`, or with `NIXL`",
+        &[
+            PoolWith(
+                "roles: [{name: Prefill, protocol: SGLang, selector: {matchLabels: {r: p}}}, {name: Decode, protocol: SGLang, bootstrapPort: 8998, selector: {matchLabels: {r: d}}}]",
+            ),
+            PoolWith(
+                "roles: [{name: Prefill, protocol: NIXL, bootstrapPort: 8998, selector: {matchLabels: {r: p}}}, {name: Decode, protocol: NIXL, selector: {matchLabels: {r: d}}}]",
+            ),
+        ],
+    ),
+    (
+        "`bootstrapPort: 65535` with two target ports",
+        &[Pool(
+            "[{number: 8000}]",
+            "[{number: 8000}, {number: 8001}]\n  roles: [{name: Prefill, protocol: SGLang, bootstrapPort: 65535, selector: {matchLabels: {r: p}}}, {name: Decode, protocol: SGLang, selector: {matchLabels: {r: d}}}]",
+        )],
+    ),
     ("`blockSize: 0`", &[PoolWith("blockSize: 0")]),
     ("`blockSize: \"16\"`", &[PoolWith("blockSize: \"16\"")]),
     ("`overlapWeights: {default: -1}`", &[RouterWith("overlapWeights: {default: -1}")]),
     ("`overlapWeights: {default: \"2.0\"}`", &[RouterWith("overlapWeights: {default: \"2.0\"}")]),
     ("`overlapWeight: 2`", &[RouterWith("overlapWeight: 2")]),
     ("`loadWeights` with `policy: KvAware`", &[RouterWith("policy: KvAware\nloadWeights: {queue: 1}")]),
+    (
+        "`decodeInputDemand` with `policy: LeastLoad`",
+        &[RouterWith("policy: LeastLoad\ndecodeInputDemand: {mode: Enabled}")],
+    ),
+    ("`decodeInputDemand: {mode: off}`", &[RouterWith("decodeInputDemand: {mode: off}")]),
+    (
+        "`decodeInputDemand: {requestWeight: -1}`",
+        &[RouterWith("decodeInputDemand: {mode: Enabled, requestWeight: -1}")],
+    ),
+    ("`pdPrefillGuardRelease: completion`", &[RouterWith("pdPrefillGuardRelease: completion")]),
     ("the policy among `shadowPolicies`", &[RouterWith("shadowPolicies: [CachePlusLoad]")]),
     ("`overload: {coldReserve: 0.1}` alone", &[RouterWith("overload: {coldReserve: 0.1}")]),
     ("`tierCredits: {host: 0.2, disk: 0.5}`", &[RouterWith("tierCredits: {host: 0.2, disk: 0.5}")]),
@@ -199,9 +259,23 @@ const CONDITIONS: &[(&str, Arrange)] = &[
             None
         })
     }),
-    ("a `poolRef` to a pool with the role `Prefill`", |world| {
-        let roles = json!([{"name": "Prefill", "selector": {"matchLabels": {"role": "p"}}}]);
-        both(world, json!({"spec": {"roles": roles}}), json!({}))
+    ("`Prefill` and `Decode` without a pod of `Decode`", |world| {
+        Box::pin(async {
+            world.pod("qwen-0", next_ip(), &[("app", "qwen"), ("role", "prefill")], engine(&[])).await;
+            alone(world, json!({"spec": {"roles": divided("prefill", "decode")}})).await
+        })
+    }),
+    ("`Mixed` pods beside `Decode` ones, and none of `Prefill`", |world| {
+        Box::pin(async {
+            for role in ["decode", "mixed"] {
+                let labels = [("app", "qwen"), ("role", role)];
+                world.pod(&format!("qwen-{role}"), next_ip(), &labels, engine(&[])).await;
+            }
+            let mut roles = divided("prefill", "decode");
+            let mixed = json!({"name": "Mixed", "selector": {"matchLabels": {"role": "mixed"}}});
+            roles.as_array_mut().expect("a list").push(mixed);
+            alone(world, json!({"spec": {"roles": roles}})).await
+        })
     }),
     ("a `poolRef` to a pool that is not accepted", |world| {
         let roles = json!([{"name": "Mixed", "selector": {"matchLabels": {"app": "other"}}}]);
@@ -212,10 +286,7 @@ const CONDITIONS: &[(&str, Arrange)] = &[
         let roles = json!([{"name": "Mixed", "selector": {"matchLabels": {"app": "other"}}}]);
         alone(world, json!({"spec": {"roles": roles}}))
     }),
-    ("two roles with one selector", |world| {
-        let role = |name: &str| json!({"name": name, "selector": {"matchLabels": {"role": "a"}}});
-        alone(world, json!({"spec": {"roles": [role("Prefill"), role("Decode")]}}))
-    }),
+    ("two roles with one selector", |world| alone(world, json!({"spec": {"roles": divided("a", "a")}}))),
     ("`tokenizer: {image: {path: /qwen, …}}`", |world| {
         let image = json!({"reference": "registry.example/tokenizer:1", "path": "/qwen"});
         alone(world, json!({"spec": {"model": {"tokenizer": {"image": image}}}}))
@@ -342,6 +413,12 @@ fn both(world: &World, of_pool: Value, of_router: Value) -> LocalBoxFuture<'_, O
 
 fn naming(world: &World, workload: Value) -> LocalBoxFuture<'_, Option<FakeRouter>> {
     alone(world, json!({"spec": {"workloads": [workload]}}))
+}
+
+/// Roles that hand requests over to each other, by the value of their pods' label `role`.
+fn divided(prefill: &str, decode: &str) -> Value {
+    let role = |name: &str, label: &str| json!({"name": name, "protocol": "NIXL", "selector": {"matchLabels": {"role": label}}});
+    json!([role("Prefill", prefill), role("Decode", decode)])
 }
 
 fn deployment(app: &str, containers: Value) -> Value {

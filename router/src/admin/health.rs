@@ -6,14 +6,15 @@ use std::sync::atomic::Ordering;
 use kvrouter_core::ids::{Role, WorkerId};
 use kvrouter_core::reconcile::{Cause, Direction, Drift, Share};
 use kvrouter_core::trust::{Reason, State, Verdict};
-use kvrouter_crds::config::{EventTransport, PageSizePolicy};
+use kvrouter_crds::config::{EventTransport, PageSizePolicy, Protocol};
 use kvrouter_crds::health::{
-    ConfigHealth, EventsHealth, HealthReport, LiveSettingsHealth, Problem, ReconciledHealth, RenderingHealth,
-    SCHEMA_VERSION, TargetHealth, TokenizerHealth, WorkerHealth,
+    ConfigHealth, EventsHealth, HealthReport, LiveSettingsHealth, PairsHealth, Problem, ReconciledHealth,
+    RenderingHealth, SCHEMA_VERSION, TargetHealth, TokenizerHealth, WorkerHealth,
 };
 
 use crate::fleet::{Excluded, Exclusion, Member, ReadyReason, TargetState, Worker, parity, rendering};
 use crate::pool::Pool;
+use crate::proxy::pd;
 
 /// The report as of now.
 pub fn report(pool: &Pool) -> HealthReport {
@@ -49,9 +50,15 @@ pub fn report(pool: &Pool) -> HealthReport {
             watched: pool.config.live_path.is_some() || pool.config.live_map().is_some(),
             refused: pool.live_refused.read().clone(),
         },
+        disaggregation: pool.config.protocols().into_iter().map(|it| pairs_health(pool, it)).collect(),
         problems: problems(pool, &fleet, &excluded),
         workers,
     }
+}
+
+fn pairs_health(pool: &Pool, protocol: Protocol) -> PairsHealth {
+    let [prefill, decode] = pd::ready(pool, protocol, None, &[]).map(|count| count as u64);
+    PairsHealth { protocol: protocol.label().to_owned(), prefill, decode, pairs: prefill * decode }
 }
 
 fn worker_health(pool: &Pool, worker: &Worker) -> WorkerHealth {
@@ -147,6 +154,8 @@ fn target_health(pool: &Pool, target: &TargetState) -> TargetHealth {
 enum Severity {
     /// Nothing can be served.
     Pool,
+    /// Requests that should be shared are not.
+    Pairs,
     /// Workers may come and go unseen.
     Discovery,
     /// No view can be trusted any more.
@@ -202,6 +211,11 @@ fn of_the_pool(pool: &Pool, fleet: &[Arc<Worker>], excluded: &Excluded) -> Vec<(
     if fleet.is_empty() {
         say(Severity::Pool, "no_workers", no_workers(pool, excluded));
     }
+    for protocol in pool.config.protocols().into_iter().filter(|_| !fleet.is_empty()) {
+        if let Some(message) = no_pair(pool, fleet, protocol) {
+            say(Severity::Pairs, "no_pair", message);
+        }
+    }
     if !pool.broker_connected.load(Ordering::Relaxed) {
         let url = pool.config.file.kv_events.nats.as_ref().map_or("", |nats| &nats.url);
         say(
@@ -244,6 +258,33 @@ fn of_the_pool(pool: &Pool, fleet: &[Arc<Worker>], excluded: &Excluded) -> Vec<(
         );
     }
     problems
+}
+
+/// Why no pair of `protocol` stands, and what serves instead.
+fn no_pair(pool: &Pool, fleet: &[Arc<Worker>], protocol: Protocol) -> Option<String> {
+    let ready = pd::ready(pool, protocol, None, &[]);
+    let parts = [Role::Prefill, Role::Decode].into_iter().zip(ready);
+    let missing: Vec<_> = parts.filter(|(_, ready)| *ready == 0).map(|(role, _)| role).collect();
+    if missing.is_empty() {
+        return None;
+    }
+    let of = |role: &Role| {
+        let is = |worker: &&Arc<Worker>| {
+            let place = worker.place();
+            place.role == *role && place.handover.is_some_and(|handover| handover.protocol == protocol)
+        };
+        format!("none of {} {} workers is ready", fleet.iter().filter(is).count(), role.label())
+    };
+    let missing: Vec<String> = missing.iter().map(of).collect();
+    let instead = match fleet.iter().any(|worker| worker.takes(Role::Mixed)) {
+        true => "mixed workers serve all requests",
+        false => "requests are refused after limits.noWorkerWaitSeconds",
+    };
+    Some(format!(
+        "No pair of {} workers stands: {}; {instead}; look at these workers, and give both roles workers of one protocol.",
+        protocol.label(),
+        missing.join(", and ")
+    ))
 }
 
 /// Why there are none, and what to do.

@@ -27,6 +27,7 @@ use crate::page::Guard;
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::proxy::errors;
+use crate::proxy::pd;
 use crate::proxy::prepared::prepare_blocking;
 use crate::route;
 
@@ -164,7 +165,10 @@ async fn explain(
     };
     let work = move || {
         let mut ask = prepare_blocking(&pool, endpoint, "explain".into(), &body)?.ask;
-        ask.role = role;
+        match pd::standing(&pool, ask.adapter.as_deref()).filter(|_| role != Role::Mixed) {
+            Some(protocol) => ask = ask.part(role, protocol),
+            None => ask.role = role,
+        }
         let receipt = route::explain(&pool, &ask).decode();
         Ok::<_, errors::ClientError>(receipt.map(|receipt| explanation(receipt, MAX_ANSWER)))
     };

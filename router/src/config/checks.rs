@@ -4,8 +4,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use kvrouter_core::policy::PolicyKind;
-use kvrouter_crds::config::{self as file, DiscoveryBackend, EventTransport, LiveSettings, RouterConfig};
+use kvrouter_core::policy::decode_demand;
+use kvrouter_core::policy::{PolicyKind, Settings};
+use kvrouter_crds::config::{
+    self as file, DiscoveryBackend, EventTransport, LiveSettings, Protocol, RoleName, RouterConfig,
+};
 
 use super::kind_of;
 use crate::feed::zmtp::Endpoint;
@@ -43,6 +46,7 @@ pub(super) fn check(file: &RouterConfig) -> Checked {
     check_image_weight(file.image_weight)?;
     check_tiers(&file.tier_credits)?;
     check_sessions(&file.session_affinity)?;
+    check_demand(&file.decode_input_demand, kind_of(file.policy))?;
     check_receipt_files(file.receipt_files.as_ref())?;
     let limits = [
         ("limits.requestBodyBytes", file.limits.request_body_bytes),
@@ -161,6 +165,14 @@ fn check_kubernetes(kubernetes: &file::KubernetesDiscovery) -> Checked {
             );
         }
         check_selector(&field("selector"), &role.selector)?;
+        check_role(field, role.name, role.protocol, role.bootstrap_port)?;
+        let last = u32::from(role.bootstrap_port.unwrap_or(0)) + ports.len() as u32 - 1;
+        if last > u32::from(u16::MAX) {
+            return complain(
+                format!("discovery.kubernetes.roles[{position}].bootstrapPort"),
+                "is that of the first target port, and the last one's would be beyond 65535; lower it",
+            );
+        }
     }
     match &kubernetes.live_settings_config_map {
         Some(name) if !is_object_name(name) => complain(
@@ -226,6 +238,7 @@ fn check_workers(file: &RouterConfig) -> Checked {
         if worker.dp_size == 0 || worker.dp_size > MAX_DP_SIZE {
             return complain(field("dpSize"), format!("must be 1 to {MAX_DP_SIZE}"));
         }
+        check_role(field, worker.role, worker.protocol, worker.bootstrap_port)?;
         let Some(events) = &worker.kv_events else { continue };
         let endpoints = [
             ("kvEvents.endpoint", Some(&events.endpoint)),
@@ -287,17 +300,22 @@ fn check_events(events: &file::KvEvents) -> Checked {
     }
 }
 
-/// Checks live settings of a router with the start settings `file`; `policy` is
-/// the one in force where they name none.
-pub(super) fn check_live(live: &LiveSettings, file: &RouterConfig, policy: PolicyKind) -> Checked {
+/// Checks live settings of a router with the start settings `file`; `base` is in
+/// force where they say nothing.
+pub(super) fn check_live(live: &LiveSettings, file: &RouterConfig, base: &Settings) -> Checked {
     check_version(live.schema_version)?;
-    let kind = live.policy.map_or(policy, kind_of);
+    let kind = live.policy.map_or(base.policy, kind_of);
     check_policy(kind, &live.overlap_weights.unwrap_or_default(), live.load_weights.as_ref())?;
     check_freshness(&live.freshness.unwrap_or_default())?;
     check_overload(&live.overload.unwrap_or_default())?;
     check_image_weight(live.image_weight.unwrap_or(0.0))?;
     check_tiers(&live.tier_credits.unwrap_or_default())?;
     check_sessions(&live.session_affinity.unwrap_or_default())?;
+    let demand = file::DecodeInputDemand {
+        mode: super::file_demand(base.decode_demand.mode),
+        request_weight: base.decode_demand.request_weight,
+    };
+    check_demand(&live.decode_input_demand.unwrap_or(demand), kind)?;
     if !live.foreign_selectors.is_empty() && file.discovery.backend == DiscoveryBackend::Static {
         return complain("foreignSelectors", "are about pods, and discovery.backend is Static; remove them");
     }
@@ -353,6 +371,58 @@ fn check_sessions(affinity: &file::SessionAffinity) -> Checked {
         return Ok(());
     }
     complain("sessionAffinity.ttlSeconds", "must be 1 to 604800")
+}
+
+/// Input demand replaces what a cost policy prefers; the others have no cost.
+fn check_demand(demand: &file::DecodeInputDemand, policy: PolicyKind) -> Checked {
+    let weight = demand.request_weight;
+    if !(0.0..=MAX_WEIGHT).contains(&weight) {
+        return complain(
+            "decodeInputDemand.requestWeight",
+            format!("is {weight}; must be 0 to {MAX_WEIGHT}"),
+        );
+    }
+    if demand.mode != file::DemandMode::Disabled && !decode_demand::suits(policy) {
+        return complain(
+            "decodeInputDemand.mode",
+            format!(
+                "needs policy CachePlusLoad or KvAware, and the policy is {}; change one of them",
+                policy.label()
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// Both workers of a pair must be told how they hand requests over.
+fn check_role(
+    field: impl Fn(&str) -> String,
+    role: RoleName,
+    protocol: Option<Protocol>,
+    bootstrap_port: Option<u16>,
+) -> Checked {
+    match (role, protocol) {
+        (RoleName::Mixed, Some(_)) => {
+            return complain(
+                field("protocol"),
+                "is of Prefill and Decode alone; remove it or change the role",
+            );
+        }
+        (RoleName::Prefill | RoleName::Decode, None) => {
+            return complain(
+                field("protocol"),
+                "is missing; write SGLang or NIXL, whichever its engines speak",
+            );
+        }
+        _ => {}
+    }
+    match bootstrap_port {
+        Some(0) => complain(field("bootstrapPort"), "must be 1 to 65535"),
+        Some(_) if (role, protocol) != (RoleName::Prefill, Some(Protocol::SGLang)) => {
+            complain(field("bootstrapPort"), "is of Prefill with protocol SGLang alone; remove it")
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_policy(

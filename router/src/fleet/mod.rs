@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvrouter_core::ids::{Role, WorkerId};
+use kvrouter_core::ids::WorkerId;
 use kvrouter_core::index::Index;
 use kvrouter_core::policy::lineup::Lineup;
 use kvrouter_crds::config::{EventTransport, PageSizePolicy, RouterConfig};
@@ -30,8 +30,8 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, watch};
 
 pub use worker::{
-    EventFacts, EventSockets, Exclusion, Member, Place, PodName, ReadyReason, ServedModel, TargetState,
-    Worker, WorkerStatus,
+    EventFacts, EventSockets, Exclusion, Handover, Member, Place, PodName, ReadyReason, ServedModel,
+    TargetState, Worker, WorkerStatus,
 };
 
 use crate::feed;
@@ -112,7 +112,11 @@ pub fn of_static(config: &RouterConfig) -> Vec<Member> {
         let own = worker.kv_events.as_ref();
         Some(Member {
             pod: None,
-            place: Place { role: Role::Mixed, exclusion: None },
+            place: Place {
+                role: pods::role_of(worker.role),
+                handover: Handover::of(worker.protocol, worker.bootstrap_port),
+                exclusion: None,
+            },
             engine: worker.engine.unwrap_or(config.engine),
             dp_size: worker.dp_size,
             events: with_sockets.then(|| EventSockets::of(&id, own, &config.kv_events)).flatten(),

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kvrouter_core::ids::{Role, WorkerId};
 use kvrouter_crds::config::{Engine, EventTransport, KubernetesDiscovery, KvEvents, RoleName, RouterConfig};
 
-use super::{EventSockets, Exclusion, Member, Place, PodName};
+use super::{EventSockets, Exclusion, Handover, Member, Place, PodName};
 
 /// Labels that a pod must all carry.
 pub type Selector = BTreeMap<String, String>;
@@ -97,7 +97,12 @@ pub fn members<'a>(pods: impl IntoIterator<Item = &'a PodFacts>, rules: &Rules<'
         members.extend(workers(address, owner, place(owner, rules), rules));
         for other in others {
             let exclusion = Some(Exclusion::SameAddress);
-            members.extend(workers(address, other, Place { role: Role::Mixed, exclusion }, rules));
+            members.extend(workers(
+                address,
+                other,
+                Place { role: Role::Mixed, handover: None, exclusion },
+                rules,
+            ));
         }
     }
     members
@@ -108,10 +113,10 @@ fn place(pod: &PodFacts, rules: &Rules<'_>) -> Place {
     let roles = &rules.discovery.roles;
     let mut matching = roles.iter().filter(|role| pod.carries(&role.selector));
     let (role, labels) = match (matching.next(), matching.next()) {
-        (None, _) if roles.is_empty() => (Role::Mixed, None),
-        (None, _) => (Role::Mixed, Some(Exclusion::NoRole)),
-        (Some(role), None) => (role_of(role.name), None),
-        (Some(_), Some(_)) => (Role::Mixed, Some(Exclusion::TwoRoles)),
+        (None, _) if roles.is_empty() => (None, None),
+        (None, _) => (None, Some(Exclusion::NoRole)),
+        (Some(role), None) => (Some(role), None),
+        (Some(_), Some(_)) => (None, Some(Exclusion::TwoRoles)),
     };
     let foreign = rules.foreign.iter().any(|selector| !selector.is_empty() && pod.carries(selector));
     let exclusion = match labels {
@@ -120,7 +125,8 @@ fn place(pod: &PodFacts, rules: &Rules<'_>) -> Place {
         None if pod.ready => None,
         None => Some(Exclusion::PodNotReady),
     };
-    Place { role, exclusion }
+    let handover = role.and_then(|role| Handover::of(role.protocol, role.bootstrap_port));
+    Place { role: role.map_or(Role::Mixed, |role| role_of(role.name)), handover, exclusion }
 }
 
 /// One worker per target port. Ranks of a pod count on from port to port, and
@@ -136,7 +142,7 @@ fn workers<'a>(
     rules.discovery.target_ports.iter().zip(0u32..).map(move |(port, nth)| Member {
         id: WorkerId::new(format!("{address}:{port}")),
         pod: Some(pod.pod.clone()),
-        place,
+        place: Place { handover: place.handover.map(|handover| handover.of_port(nth)), ..place },
         engine: rules.engine,
         dp_size,
         events: with_sockets.then(|| EventSockets::at(address, nth * dp_size, rules.events)).flatten(),
@@ -217,8 +223,8 @@ discovery:
     fn check(why: &str, patch: Value, expected: &[&str]) {
         let roles = "    roles:
       - {name: Mixed, selector: {part: whole}}
-      - {name: Prefill, selector: {part: first}}
-      - {name: Decode, selector: {old: decode}}";
+      - {name: Prefill, selector: {part: first}, protocol: SGLang}
+      - {name: Decode, selector: {old: decode}, protocol: SGLang}";
         let roles = if patch.pointer("/metadata/labels").is_some() { roles } else { "" };
         let foreign = [selector("team=other"), Selector::new()];
         assert_eq!(found(&[pod("a", &patch)], &config(roles), &foreign), expected, "{why}");

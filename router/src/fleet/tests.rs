@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Parser;
 use kvrouter_core::blocks::{BlockHash, NamespaceId};
 use kvrouter_core::events::Delta;
+use kvrouter_core::ids::Role;
 use kvrouter_core::policy::PickRequest;
 use kvrouter_core::policy::Settings;
 use kvrouter_core::policy::field::{Claim, Field};
@@ -40,7 +41,7 @@ pub(crate) fn member(port: u16, uid: &str, exclusion: Option<Exclusion>) -> Memb
     Member {
         id,
         pod: Some(PodName { name: "pod".into(), uid: uid.into() }),
-        place: Place { role: Role::Mixed, exclusion },
+        place: Place { role: Role::Mixed, handover: None, exclusion },
         engine: Engine::Auto,
         dp_size: 1,
         events: Some(EventSockets { publisher: socket(1), replay: Some(socket(2)) }),

@@ -16,7 +16,7 @@ use kvrouter_core::policy::lineup::{Entrant, Standing};
 use kvrouter_core::reconcile::{self, Comparison, Drift, Reconciliation, Share};
 use kvrouter_core::trust::SharedTrust;
 use kvrouter_core::units::{BlockSize, Tokens};
-use kvrouter_crds::config::{Engine, EventEndpoints, KvEvents};
+use kvrouter_crds::config::{DEFAULT_BOOTSTRAP_PORT, Engine, EventEndpoints, KvEvents, Protocol};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use tokio_util::sync::CancellationToken;
 
@@ -55,8 +55,34 @@ pub struct PodName {
 pub struct Place {
     /// What it is picked for.
     pub role: Role,
+    /// How it hands requests over, where it does a part of them.
+    pub handover: Option<Handover>,
     /// Why it may not be picked.
     pub exclusion: Option<Exclusion>,
+}
+
+/// How a prefill or decode worker hands requests over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// What it speaks.
+    pub protocol: Protocol,
+    /// Port of its bootstrap server, where the protocol has one.
+    pub bootstrap_port: u16,
+}
+
+impl Handover {
+    /// As settings have it.
+    pub(super) fn of(protocol: Option<Protocol>, bootstrap_port: Option<u16>) -> Option<Self> {
+        let bootstrap_port = bootstrap_port.unwrap_or(DEFAULT_BOOTSTRAP_PORT);
+        protocol.map(|protocol| Self { protocol, bootstrap_port })
+    }
+
+    /// That of the `nth` port of a pod, from 0. The last one's exists: settings are
+    /// checked for that.
+    pub(super) fn of_port(self, nth: u32) -> Self {
+        let offset = u16::try_from(nth).unwrap_or(u16::MAX);
+        Self { bootstrap_port: self.bootstrap_port.saturating_add(offset), ..self }
+    }
 }
 
 /// Why discovery keeps a pod out of routing.
@@ -370,6 +396,14 @@ impl Worker {
         self.standing.takes(role)
     }
 
+    /// Whether it does the part `role` of requests that are handed over by
+    /// `protocol`, may be picked now and serves `adapter`.
+    pub fn does(&self, role: Role, protocol: Protocol, adapter: Option<&str>) -> bool {
+        let place = self.place();
+        let speaks = place.handover.is_some_and(|handover| handover.protocol == protocol);
+        place.role == role && speaks && self.takes(role) && self.serves(adapter)
+    }
+
     /// Whether ranks are told apart by a header.
     pub fn has_ranks(&self) -> bool {
         self.targets.len() > 1
@@ -516,7 +550,7 @@ mod tests {
     use super::*;
 
     fn worker(exclusion: Option<Exclusion>, status: WorkerStatus) -> Worker {
-        let place = Place { role: Role::Mixed, exclusion };
+        let place = Place { role: Role::Mixed, handover: None, exclusion };
         let member = Member {
             id: WorkerId::new("w:1"),
             pod: None,
@@ -604,7 +638,7 @@ mod tests {
             (Role::Decode, Role::Prefill, false),
         ] {
             let worker = worker(None, found(ReadyReason::Ok, &["base"]));
-            worker.put(Place { role: own, exclusion: None });
+            worker.put(Place { role: own, handover: None, exclusion: None });
             assert_eq!(worker.takes(asked), takes, "{own:?} for {asked:?}");
         }
     }

@@ -10,21 +10,26 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::BoxError;
 use axum::response::Response;
 use bytes::Bytes;
 use http::header;
 use http::response::Parts;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use kvrouter_core::ids::Role;
 use kvrouter_core::receipts::ResultRecord;
 use kvrouter_core::units::{Millis, Tokens};
 
+use super::App;
 use super::headers;
+use super::pd::legs::Beside;
+use super::pd::usage::Rewriter;
 use super::sse::{Reader, Usage};
 use crate::pool::Pool;
 use crate::route::Routed;
 
-/// What one attempt holds until it is over.
+/// What one leg of an attempt, mostly the only one, holds until it is over.
 #[derive(Debug)]
 pub struct Watch {
     pool: Arc<Pool>,
@@ -36,13 +41,45 @@ pub struct Watch {
     over: bool,
 }
 
+/// What becomes of the prefill leg, where another worker decodes.
+#[derive(Debug)]
+pub enum Companion {
+    /// There is none, or it is over.
+    None,
+    /// It runs.
+    Running(Beside),
+    /// It is done, and charged until decode ends.
+    Held(Box<Watch>),
+}
+
 /// The body that the client reads.
 struct Answer {
     first: Option<Bytes>,
     inner: Incoming,
     reader: Reader,
     watch: Watch,
+    companion: Companion,
+    /// Puts prefill's cached tokens into the usage.
+    rewriter: Option<Rewriter>,
     ended: bool,
+}
+
+impl Companion {
+    /// Decode is over, for this reason: prefill need not go on.
+    pub fn stop(&mut self, reason: &'static str) {
+        if let Self::Running(beside) = self {
+            beside.stop(reason);
+        }
+        *self = Self::None;
+    }
+
+    /// Decode has all it needs.
+    fn let_go(&mut self) {
+        if let Self::Running(beside) = self {
+            beside.let_go();
+        }
+        *self = Self::None;
+    }
 }
 
 impl Watch {
@@ -52,10 +89,21 @@ impl Watch {
         Self { pool, routed, started, streamed, result: ResultRecord::default(), over: false }
     }
 
+    /// Begins to watch a prefill leg.
+    pub fn of_prefill(app: &App, routed: Routed) -> Self {
+        Self::new(Arc::clone(&app.pool), routed, false)
+    }
+
+    /// What was picked.
+    pub const fn routed(&self) -> &Routed {
+        &self.routed
+    }
+
     /// When prefill will be over, where nobody will see it; `None` where the
     /// first byte tells, or nothing is known of the worker's speed.
     pub fn prefill_estimate(&self) -> Option<Duration> {
-        let estimate = self.routed.lease.prefill_estimate().filter(|_| !self.streamed)?;
+        let unseen = self.routed.role == Role::Mixed && !self.streamed;
+        let estimate = self.routed.lease.prefill_estimate().filter(|_| unseen)?;
         Some(Duration::from_millis(estimate.0))
     }
 
@@ -75,6 +123,22 @@ impl Watch {
         self.note_failure(reason);
     }
 
+    /// It ends for a reason that is not its worker's.
+    pub fn give_up(&mut self, reason: &'static str) {
+        self.note_failure(reason);
+    }
+
+    /// A prefill leg has answered in full; the usage that it reports.
+    pub fn prefilled(&mut self, reader: &mut Reader) -> Usage {
+        let elapsed = Millis((self.pool.clock.micros() - self.started) / 1000);
+        if self.is_good() {
+            self.routed.lease.first_byte(self.pool.clock.now(), Some(elapsed));
+            self.result.first_byte_ms = Some(elapsed.0);
+        }
+        self.end(reader);
+        reader.usage()
+    }
+
     fn note_failure(&mut self, reason: &'static str) {
         self.result.failure = Some(reason.into());
         self.pool.metrics.failures.with_label_values(&[reason]).inc();
@@ -88,7 +152,7 @@ impl Watch {
         self.result.first_byte_ms = Some(millis.0);
         if self.streamed {
             self.pool.metrics.first_byte_seconds.observe(elapsed as f64 / 1e6);
-            if self.is_good() {
+            if self.is_good() && self.routed.role == Role::Mixed {
                 self.routed.worker.rendering.first_byte(self.routed.expected.prompt, elapsed);
             }
         }
@@ -123,6 +187,10 @@ impl Watch {
         self.result.engine_prompt_tokens = usage.prompt;
         self.result.engine_cached_tokens = usage.cached;
         self.result.completion_tokens = usage.completion;
+        if self.routed.role == Role::Decode {
+            // Prefill has told of the same prompt.
+            return usage;
+        }
         let metrics = &self.pool.metrics;
         metrics.engine_prompt_tokens.inc_by(usage.prompt.unwrap_or(0));
         metrics.engine_cached_tokens.inc_by(usage.cached.unwrap_or(0));
@@ -147,15 +215,31 @@ pub fn respond(
     parts: Parts,
     inner: Incoming,
     first: Option<Bytes>,
+    watch: Watch,
+    request_id: &str,
+) -> Response {
+    respond_beside(parts, inner, first, watch, request_id, Companion::None, None)
+}
+
+/// The same for an answer whose prompt a companion prefilled, and had `cached`
+/// tokens of it, where the usage is to say so.
+pub fn respond_beside(
+    parts: Parts,
+    inner: Incoming,
+    first: Option<Bytes>,
     mut watch: Watch,
     request_id: &str,
+    companion: Companion,
+    cached: Option<u64>,
 ) -> Response {
     let kind = parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let mut reader = Reader::new(kind);
     watch.status(parts.status.as_u16());
     let mut all = http::HeaderMap::with_capacity(parts.headers.len());
     headers::copy_end_to_end(&parts.headers, &mut all);
+    let rewriter = cached.filter(|_| parts.status.is_success()).and_then(|cached| reader.rewriter(cached));
     if !reader.is_event_stream()
+        && rewriter.is_none()
         && let Some(length) = parts.headers.get(header::CONTENT_LENGTH)
     {
         // The bytes are the same, so their number is too; a stream of events
@@ -169,7 +253,7 @@ pub fn respond(
         // one), so its end is seen here or never.
         watch.end(&mut reader);
     }
-    let answer = Answer { first, inner, reader, watch, ended };
+    let answer = Answer { first, inner, reader, watch, companion, rewriter, ended };
     let mut response = Response::new(axum::body::Body::new(answer));
     *response.status_mut() = parts.status;
     *response.headers_mut() = all;
@@ -191,31 +275,51 @@ impl Answer {
         if self.reader.is_done() {
             // Clients hang up at this event; they have their whole answer.
             self.watch.end(&mut self.reader);
+            self.companion.let_go();
         }
-        bytes
+        match &mut self.rewriter {
+            Some(rewriter) => rewriter.pass(bytes),
+            None => bytes,
+        }
     }
 
     fn end(&mut self) {
         self.ended = true;
         self.watch.end(&mut self.reader);
+        self.companion.let_go();
+    }
+
+    /// What was held back for changes, behind `bytes`.
+    fn with_rest(&mut self, bytes: Bytes) -> Bytes {
+        let rest = self.rewriter.take().map(|mut rewriter| rewriter.finish()).unwrap_or_default();
+        if rest.is_empty() { bytes } else { [bytes, rest].concat().into() }
+    }
+
+    /// What comes of the prefill leg while decode answers.
+    fn watch_companion(&mut self, context: &mut Context<'_>) -> Result<(), &'static str> {
+        let Companion::Running(beside) = &mut self.companion else { return Ok(()) };
+        let Poll::Ready(done) = beside.poll_done(context) else { return Ok(()) };
+        self.companion = done?.map_or(Companion::None, Companion::Held);
+        Ok(())
     }
 
     /// The server stops asking once it has as many bytes as were announced, so
     /// the end must be seen together with the last bytes.
-    fn end_if_whole(&mut self) {
+    fn end_if_whole(&mut self, bytes: Bytes) -> Bytes {
         if !self.ended && self.inner.is_end_stream() {
             self.end();
+            return self.with_rest(bytes);
         }
+        bytes
     }
 
     /// The worker broke off. A stream of events ends with one that says so;
     /// anything else breaks off for the client too.
-    fn broken(&mut self, error: hyper::Error) -> Result<Frame<Bytes>, hyper::Error> {
+    fn broken(&mut self, error: BoxError) -> Result<Frame<Bytes>, BoxError> {
         self.ended = true;
-        self.watch.fail("mid_stream_failure");
         tracing::warn!(
             target: "kv_router::proxy", worker = %self.watch.routed.worker.id,
-            error = %crate::chain(&error), "answer broke off"
+            error = %crate::chain(&*error), "answer broke off"
         );
         if !self.reader.is_event_stream() {
             return Err(error);
@@ -223,7 +327,9 @@ impl Answer {
         let message = "The worker broke off in the middle of its answer. Send the request again.";
         let object = super::errors::object(message, "server_error", "mid_stream_failure");
         // The worker may have stopped inside an event; an empty line ends it.
-        Ok(Frame::data(Bytes::from(format!("\n\ndata: {object}\n\n"))))
+        let end = Bytes::from(format!("\n\ndata: {object}\n\n"));
+        let held = self.with_rest(Bytes::new());
+        Ok(Frame::data([held, end].concat().into()))
     }
 }
 
@@ -238,28 +344,35 @@ impl Drop for Answer {
 
 impl Body for Answer {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let answer = &mut *self;
         if let Some(first) = answer.first.take() {
             let first = answer.pass(first);
-            answer.end_if_whole();
+            let first = answer.end_if_whole(first);
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
         if answer.ended {
             return Poll::Ready(None);
         }
+        if let Err(reason) = answer.watch_companion(context) {
+            answer.companion = Companion::None;
+            answer.watch.give_up("prefill_failed");
+            return Poll::Ready(Some(answer.broken(format!("prefill failed: {reason}").into())));
+        }
         match std::task::ready!(Pin::new(&mut answer.inner).poll_frame(context)) {
             Some(Ok(frame)) => {
                 let frame = match frame.into_data() {
-                    Ok(bytes) => Frame::data(answer.pass(bytes)),
+                    Ok(bytes) => {
+                        let bytes = answer.pass(bytes);
+                        Frame::data(answer.end_if_whole(bytes))
+                    }
                     Err(trailers) => trailers,
                 };
-                answer.end_if_whole();
                 Poll::Ready(Some(Ok(frame)))
             }
             // It broke after its last event: the client misses nothing.
@@ -267,10 +380,15 @@ impl Body for Answer {
                 answer.ended = true;
                 Poll::Ready(None)
             }
-            Some(Err(error)) => Poll::Ready(Some(answer.broken(error))),
+            Some(Err(error)) => {
+                answer.watch.fail("mid_stream_failure");
+                answer.companion.stop("decode_failed");
+                Poll::Ready(Some(answer.broken(error.into())))
+            }
             None => {
                 answer.end();
-                Poll::Ready(None)
+                let rest = answer.with_rest(Bytes::new());
+                Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))))
             }
         }
     }
@@ -282,7 +400,9 @@ impl Body for Answer {
     fn size_hint(&self) -> SizeHint {
         let first = self.first.as_ref().map_or(0, Bytes::len) as u64;
         match self.inner.size_hint().exact() {
-            Some(rest) if !self.reader.is_event_stream() => SizeHint::with_exact(first + rest),
+            Some(rest) if !self.reader.is_event_stream() && self.rewriter.is_none() => {
+                SizeHint::with_exact(first + rest)
+            }
             _ => SizeHint::default(),
         }
     }

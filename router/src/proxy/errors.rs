@@ -8,6 +8,8 @@ use http::{HeaderValue, StatusCode, header};
 use kvrouter_core::ids::WorkerId;
 use serde_json::{Value, json};
 
+use super::pd::division::Indivisible;
+
 /// Why a request was not served.
 #[derive(Debug)]
 pub enum ClientError {
@@ -52,6 +54,11 @@ pub enum ClientError {
     BadPath,
     /// The session header is repeated, empty, too long or no text.
     BadSession,
+    /// It would have to be divided between two workers and cannot be.
+    Indivisible {
+        /// Why.
+        reason: Indivisible,
+    },
     /// No worker is ready.
     NoWorker,
     /// All workers are over their hard cap.
@@ -80,6 +87,7 @@ impl ClientError {
         match self {
             Self::NotJson { .. } | Self::NotAnObject | Self::ModelNotText => StatusCode::BAD_REQUEST,
             Self::BodyUnreadable | Self::BadPath | Self::BadSession => StatusCode::BAD_REQUEST,
+            Self::Indivisible { .. } => StatusCode::BAD_REQUEST,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::UnknownModel { .. } => StatusCode::NOT_FOUND,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
@@ -105,6 +113,7 @@ impl ClientError {
             Self::BodiesOverloaded => "overloaded_bodies",
             Self::BadPath => "bad_path",
             Self::BadSession => "invalid_session_id",
+            Self::Indivisible { .. } => "not_divisible",
             Self::NoWorker => "no_worker",
             Self::Overloaded => "overloaded",
             Self::WorkerFailed { .. } => "worker_failed",
@@ -147,6 +156,10 @@ impl ClientError {
                 "All workers have as much waiting as they may have. Try again later, or raise overload.maxQueuedTokens."
                     .to_owned()
             }
+            Self::Indivisible { reason } => format!(
+                "Prefill and decode workers serve this pool, and the request cannot be served: {}. Or add mixed workers to the pool.",
+                reason.advice()
+            ),
             Self::NoWorker => {
                 "No worker is ready. Try again, or look at /health/report for what is missing.".to_owned()
             }

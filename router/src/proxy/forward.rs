@@ -19,6 +19,7 @@ use kvrouter_crds::config::Engine;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::splice::{members, range_in};
 use crate::fleet::Worker;
 use crate::prompt::Prompt;
 use crate::prompt::endpoint::Endpoint;
@@ -39,6 +40,17 @@ enum Place {
     Member(usize),
     /// Instead of the value in these bytes.
     Value(Range<usize>),
+}
+
+/// Token ids for one worker, as JSON, and where its engine reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ids<'a> {
+    /// Instead of the value in these bytes.
+    Value(Range<usize>, &'a str),
+    /// As the member `input_ids`.
+    Member(&'a str),
+    /// As `prompt_token_ids` of the member `kv_transfer_params`.
+    InParameters(&'a str),
 }
 
 /// What became of a request whose ids could be forwarded.
@@ -82,37 +94,45 @@ impl Forwardable {
         Some(Self { variant, ids, place })
     }
 
-    /// The body with its ids, if `worker` takes them; and why not.
-    pub fn splice(&self, worker: &Worker, body: &Bytes) -> (Bytes, Forwarding) {
+    /// The ids, if `worker` takes them; and why not.
+    pub fn ids(&self, worker: &Worker) -> Result<Ids<'_>, Forwarding> {
         if !worker.rendering.is_confirmed(self.variant, worker.times_ready()) {
-            return (body.clone(), Forwarding::Unconfirmed);
+            return Err(Forwarding::Unconfirmed);
         }
         let status = worker.status();
         let version = status.engine_version.as_deref().and_then(version);
-        let (range, text) = match (&self.place, status.engine, version) {
+        match (&self.place, status.engine, version) {
             (Place::Value(range), Engine::VLLM | Engine::SGLang, _) => {
-                (range.clone(), Cow::Borrowed(&self.ids))
+                Ok(Ids::Value(range.clone(), &self.ids))
             }
-            (Place::Member(at), Engine::VLLM, Some(version)) if version >= [0, 27, 0] => {
-                let text = format!("\"kv_transfer_params\":{{\"prompt_token_ids\":{}}},", self.ids);
-                (*at..*at, Cow::Owned(text))
+            (Place::Member(_), Engine::VLLM, Some(version)) if version >= [0, 27, 0] => {
+                Ok(Ids::InParameters(&self.ids))
             }
-            (Place::Member(at), Engine::SGLang, Some(version)) if version >= [0, 5, 13] => {
-                (*at..*at, Cow::Owned(format!("\"input_ids\":{},", self.ids)))
+            (Place::Member(_), Engine::SGLang, Some(version)) if version >= [0, 5, 13] => {
+                Ok(Ids::Member(&self.ids))
             }
-            _ => return (body.clone(), Forwarding::Unsupported),
+            _ => Err(Forwarding::Unsupported),
+        }
+    }
+
+    /// `body` with `ids`, which are its own.
+    pub fn splice(&self, ids: &Ids<'_>, body: &Bytes) -> Bytes {
+        let at = match &self.place {
+            Place::Member(at) => *at,
+            Place::Value(range) => range.start,
+        };
+        let (range, text) = match ids {
+            Ids::Value(range, ids) => (range.clone(), Cow::Borrowed(*ids)),
+            Ids::InParameters(ids) => {
+                (at..at, format!("\"kv_transfer_params\":{{\"prompt_token_ids\":{ids}}},").into())
+            }
+            Ids::Member(ids) => (at..at, format!("\"input_ids\":{ids},").into()),
         };
         let (Some(before), Some(after)) = (body.get(..range.start), body.get(range.end..)) else {
-            return (body.clone(), Forwarding::Unsupported);
+            return body.clone();
         };
-        (Bytes::from([before, text.as_bytes(), after].concat()), Forwarding::Forwarded)
+        Bytes::from([before, text.as_bytes(), after].concat())
     }
-}
-
-/// The members of an object, where they stand in `body`. Of two with one name the
-/// later counts, as it does for engines.
-fn members(body: &[u8]) -> Option<HashMap<Cow<'_, str>, &RawValue>> {
-    serde_json::from_slice(body).ok()
 }
 
 fn is(members: &HashMap<Cow<'_, str>, &RawValue>, name: &str) -> bool {
@@ -139,16 +159,13 @@ fn place_in_completion(body: &[u8]) -> Option<Place> {
     if is(&members, "echo") {
         return None;
     }
-    let prompt = members.get("prompt")?.get();
-    let texts = match serde_json::from_str::<Value>(prompt).ok()? {
+    let prompt = *members.get("prompt")?;
+    let texts = match serde_json::from_str::<Value>(prompt.get()).ok()? {
         Value::String(_) => true,
         Value::Array(items) => !items.is_empty() && items.iter().all(Value::is_string),
         _ => false,
     };
-    // The value was borrowed from the body, so it stands there.
-    let start = (prompt.as_ptr() as usize).checked_sub(body.as_ptr() as usize)?;
-    let range = start..start + prompt.len();
-    (texts && range.end <= body.len()).then_some(Place::Value(range))
+    range_in(body, prompt).filter(|_| texts).map(Place::Value)
 }
 
 fn listed(ids: &[u32]) -> String {

@@ -6,7 +6,8 @@
 //! second start. [`body`] reads requests within limits, [`prepared`] is what
 //! routing needs of them, [`arrival`] sees that each leaves a receipt; [`answer`]
 //! watches the stream; [`errors`] writes what clients read when something fails;
-//! [`headers`] knows which headers travel; [`forward`] hands workers the token ids.
+//! [`headers`] knows which headers travel; [`forward`] hands workers the token ids;
+//! [`pd`] divides a request between two workers; [`splice`] changes bodies.
 
 pub mod answer;
 pub mod arrival;
@@ -14,7 +15,9 @@ pub mod body;
 pub mod errors;
 pub mod forward;
 pub mod headers;
+pub mod pd;
 pub mod prepared;
+pub mod splice;
 pub mod sse;
 pub mod upstream;
 
@@ -33,8 +36,9 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use kvrouter_core::ids::Role;
 use kvrouter_core::ids::WorkerId;
-use kvrouter_core::policy::sessions::SessionKey;
+use kvrouter_core::policy::sessions::{SessionKey, SessionMode};
 use kvrouter_core::receipts::ResultRecord;
+use kvrouter_crds::config::Protocol;
 use serde_json::{Value, json};
 
 use crate::fleet::{ServedModel, Worker};
@@ -44,8 +48,9 @@ use crate::route::{self, Ask, Routed, Unrouted};
 use answer::Watch;
 use arrival::Arrival;
 use errors::ClientError;
-use forward::Forwardable;
-use prepared::prepare;
+use forward::{Forwardable, Forwarding, Ids};
+use pd::division::{Division, Indivisible};
+use prepared::{Prepared, prepare};
 use upstream::{Upstream, UpstreamError};
 
 /// Attempts per request: one, and one more on another worker.
@@ -69,7 +74,8 @@ pub struct App {
 }
 
 /// The part of a request that attempts share.
-struct Inbound {
+#[derive(Debug)]
+pub struct Inbound {
     method: Method,
     path: PathAndQuery,
     headers: HeaderMap,
@@ -77,6 +83,8 @@ struct Inbound {
     ask: Ask,
     /// Its ids, where workers may get them.
     forwardable: Option<Forwardable>,
+    /// What is needed to divide it, where a pool has workers for that.
+    division: Option<Result<Division, Indivisible>>,
     /// The client wants server-sent events.
     streamed: bool,
 }
@@ -86,7 +94,23 @@ enum Attempt {
     /// The worker answers.
     Answered(Response),
     /// It did not; another one may.
-    Failed(ClientError),
+    Failed {
+        /// The worker that is not to be tried again.
+        worker: WorkerId,
+        /// What the client gets if nobody else can serve it.
+        error: ClientError,
+    },
+    /// Nobody could be picked.
+    Unrouted(Unrouted),
+}
+
+/// Who can serve a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Two workers that hand it over.
+    Pair(Protocol),
+    /// A worker that does all of it.
+    Mixed,
 }
 
 /// Serves requests and probes.
@@ -168,8 +192,9 @@ async fn inbound(
     let elapsed = app.pool.clock.micros() - started;
     app.pool.metrics.prompt_seconds.observe(elapsed as f64 / 1e6);
     let ask = Ask { session, ..prepared.ask };
-    let (forwardable, streamed) = (prepared.forwardable, prepared.streamed);
-    Ok(Inbound { method: parts.method, path, headers: parts.headers, body, ask, forwardable, streamed })
+    let Prepared { forwardable, streamed, division, .. } = prepared;
+    let (method, headers) = (parts.method, parts.headers);
+    Ok(Inbound { method, path, headers, body, ask, forwardable, division, streamed })
 }
 
 /// The path and query to forward to. `CONNECT` and `OPTIONS *` name none.
@@ -188,7 +213,7 @@ fn request_id(app: &App, headers: &HeaderMap) -> Arc<str> {
 
 /// The session that the request names, where sessions are followed.
 fn session(app: &App, headers: &HeaderMap) -> Result<Option<SessionKey>, ClientError> {
-    if !app.pool.live.read().settings.sessions.mode.binds(Role::Mixed) {
+    if app.pool.live.read().settings.sessions.mode == SessionMode::Disabled {
         return Ok(None);
     }
     let mut given = headers.get_all(headers::SESSION_ID).iter();
@@ -204,28 +229,52 @@ fn session(app: &App, headers: &HeaderMap) -> Result<Option<SessionKey>, ClientE
 async fn attempts(app: &App, inbound: &Inbound, arrival: &mut Arrival) -> Response {
     let mut excluded: Vec<WorkerId> = Vec::new();
     let mut last: Option<ClientError> = None;
+    if let Some(error) = pd::refusal(app, inbound) {
+        arrival.refused(&error);
+        return error.into_response();
+    }
     for attempt in 1..=ATTEMPTS {
-        if attempt == 1 {
-            wait_for_a_worker(app, &inbound.ask).await;
-        } else if !app.can_serve(&inbound.ask, &excluded) {
-            break;
-        }
-        let started = app.pool.clock.micros();
-        let picked = route::pick(&app.pool, &inbound.ask, attempt, &excluded);
-        arrival.picked();
-        let routed = match picked {
-            Ok(routed) => routed,
-            Err(unrouted) => return nobody(app, &unrouted, last),
+        let way = match attempt {
+            1 => wait_for_a_worker(app, inbound).await,
+            _ => match app.way(inbound, &excluded) {
+                Some(way) => way,
+                None => break,
+            },
         };
-        let elapsed = app.pool.clock.micros() - started;
-        app.pool.metrics.decision_seconds.observe(elapsed as f64 / 1e6);
-        excluded.push(routed.worker.id.clone());
-        match try_worker(app, inbound, routed, attempt).await {
+        let tried = match way {
+            Way::Pair(protocol) => pd::try_pair(app, inbound, protocol, arrival, attempt, &excluded).await,
+            Way::Mixed => match pick(app, &inbound.ask, arrival, attempt, &excluded) {
+                Ok(routed) => try_worker(app, inbound, routed, attempt).await,
+                Err(unrouted) => Attempt::Unrouted(unrouted),
+            },
+        };
+        match tried {
             Attempt::Answered(answer) => return answer,
-            Attempt::Failed(error) => last = Some(error),
+            Attempt::Unrouted(unrouted) => return nobody(app, &unrouted, last),
+            Attempt::Failed { worker, error } => {
+                excluded.push(worker);
+                last = Some(error);
+            }
         }
     }
     last.unwrap_or(ClientError::NoWorker).into_response()
+}
+
+fn pick(
+    app: &App,
+    ask: &Ask,
+    arrival: &mut Arrival,
+    attempt: u32,
+    excluded: &[WorkerId],
+) -> Result<Routed, Unrouted> {
+    let started = app.pool.clock.micros();
+    let picked = route::pick(&app.pool, ask, attempt, excluded);
+    arrival.picked();
+    if picked.is_ok() {
+        let elapsed = app.pool.clock.micros() - started;
+        app.pool.metrics.decision_seconds.observe(elapsed as f64 / 1e6);
+    }
+    picked
 }
 
 fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response {
@@ -239,15 +288,23 @@ fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response
     last.unwrap_or(error).into_response()
 }
 
-/// Waits until a worker can serve `ask`, but not longer than the limit.
-async fn wait_for_a_worker(app: &App, ask: &Ask) {
+/// Waits until somebody can serve `inbound`, but not longer than the limit; the
+/// way that nobody stands on where nobody can.
+async fn wait_for_a_worker(app: &App, inbound: &Inbound) -> Way {
     let limit = Duration::from_secs(app.pool.config.file.limits.no_worker_wait_seconds);
     let ready = async {
-        while !app.can_serve(ask, &[]) {
-            tokio::time::sleep(WAIT_STEP).await;
+        loop {
+            match app.way(inbound, &[]) {
+                Some(way) => break way,
+                None => tokio::time::sleep(WAIT_STEP).await,
+            }
         }
     };
-    let _ = tokio::time::timeout(limit, ready).await;
+    tokio::time::timeout(limit, ready).await.unwrap_or(Way::Mixed)
+}
+
+fn first_byte_limit(app: &App) -> Duration {
+    Duration::from_secs(app.pool.config.file.limits.first_byte_timeout_seconds)
 }
 
 /// One attempt: forward, and wait for the first byte of the answer.
@@ -260,17 +317,18 @@ async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) 
         Ok(request) => request,
         Err(error) => {
             watch.fail(error.code());
-            return Attempt::Failed(error);
+            return Attempt::Failed { worker, error };
         }
     };
-    let limit = Duration::from_secs(app.pool.config.file.limits.first_byte_timeout_seconds);
+    let limit = first_byte_limit(app);
     let answer = tokio::time::timeout(limit, first_byte(app, request, &mut watch)).await;
     let (parts, body, first) = match answer {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => {
             watch.fail(error.reason());
             tracing::warn!(target: "kv_router::proxy", worker = %worker, error = %crate::chain(&error), "attempt failed before the first byte");
-            return Attempt::Failed(ClientError::WorkerFailed { worker, reason: error.reason() });
+            let error = ClientError::WorkerFailed { worker: worker.clone(), reason: error.reason() };
+            return Attempt::Failed { worker, error };
         }
         Err(_) => {
             watch.fail("first_byte_timeout");
@@ -279,10 +337,11 @@ async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) 
         }
     };
     let refused = matches!(parts.status.as_u16(), 502..=504);
-    if attempt < ATTEMPTS && refused && app.can_serve(&inbound.ask, std::slice::from_ref(&worker)) {
+    if attempt < ATTEMPTS && refused && app.way(inbound, std::slice::from_ref(&worker)).is_some() {
         watch.status(parts.status.as_u16());
         watch.fail("worker_refused");
-        return Attempt::Failed(ClientError::WorkerFailed { worker, reason: "refused" });
+        let error = ClientError::WorkerFailed { worker: worker.clone(), reason: "refused" };
+        return Attempt::Failed { worker, error };
     }
     Attempt::Answered(answer::respond(parts, body, first, watch, &inbound.ask.request_id))
 }
@@ -324,10 +383,17 @@ async fn first_byte(
 
 /// The client's bytes, with the token ids where the worker may have them.
 fn outbound_body(app: &App, inbound: &Inbound, worker: &Worker) -> Bytes {
-    let Some(forwardable) = &inbound.forwardable else { return inbound.body.bytes.clone() };
-    let (body, forwarding) = forwardable.splice(worker, &inbound.body.bytes);
+    let body = &inbound.body.bytes;
+    let ids = ids_for(app, inbound, worker).zip(inbound.forwardable.as_ref());
+    ids.map_or_else(|| body.clone(), |(ids, forwardable)| forwardable.splice(&ids, body))
+}
+
+/// The token ids that `worker` gets, if any.
+fn ids_for<'a>(app: &App, inbound: &'a Inbound, worker: &Worker) -> Option<Ids<'a>> {
+    let ids = inbound.forwardable.as_ref()?.ids(worker);
+    let forwarding = ids.as_ref().err().copied().unwrap_or(Forwarding::Forwarded);
     app.pool.metrics.tokens.forwarded.with_label_values(&[forwarding.label()]).inc();
-    body
+    ids.ok()
 }
 
 /// The request as the worker gets it: `body`, the client's end-to-end headers,
@@ -368,9 +434,11 @@ impl App {
         self.pool.draining.load(Ordering::Relaxed)
     }
 
-    /// Whether a ready worker outside `excluded` serves what `ask` needs.
-    fn can_serve(&self, ask: &Ask, excluded: &[WorkerId]) -> bool {
-        self.pool.fleet.workers().iter().any(|worker| ask.is_for(worker) && !excluded.contains(&worker.id))
+    /// Who outside `excluded` can serve `inbound` now: a pair, else a mixed worker.
+    fn way(&self, inbound: &Inbound, excluded: &[WorkerId]) -> Option<Way> {
+        let stands = |worker: &Arc<Worker>| inbound.ask.is_for(worker) && !excluded.contains(&worker.id);
+        let mixed = || self.pool.fleet.workers().iter().any(stands).then_some(Way::Mixed);
+        pd::pair_for(self, inbound, excluded).map(Way::Pair).or_else(mixed)
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 
 use super::errors::ClientError;
 use super::forward::Forwardable;
+use super::pd::division::{Division, Indivisible};
 use crate::pool::Pool;
 use crate::prompt::body::Body;
 use crate::prompt::endpoint::{self, Endpoint};
@@ -34,6 +35,8 @@ pub struct Prepared {
     pub streamed: bool,
     /// Its ids, where workers may get them.
     pub forwardable: Option<Forwardable>,
+    /// What is needed to divide it between two workers, where a pool has such.
+    pub division: Option<Result<Division, Indivisible>>,
     /// Why there are no token ids; `None` when there are.
     refused: Option<Refusal>,
     /// Whose rendering was followed.
@@ -113,11 +116,13 @@ pub fn prepare_blocking(
 ) -> Result<Prepared, ClientError> {
     let parsed = Body::parse(endpoint, body);
     if !endpoint.has_a_prompt() {
-        return Ok(other(pool, request_id, &parsed.unwrap_or(Body::from_json(Value::Null))));
+        let prepared = other(pool, request_id, &parsed.unwrap_or(Body::from_json(Value::Null)));
+        return Ok(Prepared { division: division(pool, endpoint, body), ..prepared });
     }
     let Ok(parsed) = parsed else {
         check_syntax(body)?;
-        return unread(pool, request_id, body);
+        let division = division(pool, endpoint, body);
+        return Ok(Prepared { division, ..unread(pool, request_id, body)? });
     };
     if !parsed.fields.is_object() {
         return Err(ClientError::NotAnObject);
@@ -141,6 +146,7 @@ pub fn prepare_blocking(
         now_unix_ms: pool.clock.unix_ms(),
     };
     let streamed = is_streamed(&parsed.fields);
+    let choices = choices(&parsed.fields);
     let prompt = pool.prompter.prepare(&asked, parsed);
     // Adapters are named in other fields too.
     adapter(pool, prompt.namespace.adapter.as_deref())?;
@@ -149,7 +155,9 @@ pub fn prepare_blocking(
         ForwardTokenIds::Never => None,
         ForwardTokenIds::WhenConfirmed => Forwardable::of(endpoint, variant, body, &prompt),
     };
-    Ok(Prepared { ask: Ask::new(pool, request_id, prompt), streamed, forwardable, refused, variant, work })
+    let ask = Ask { choices, ..Ask::new(pool, request_id, prompt) };
+    let division = division(pool, endpoint, body);
+    Ok(Prepared { ask, streamed, forwardable, division, refused, variant, work })
 }
 
 /// Numbers out of range, lone surrogates and deep nesting pass: they are JSON,
@@ -177,6 +185,16 @@ fn other(pool: &Pool, request_id: Arc<str>, body: &Body) -> Prepared {
     let named = adapter(pool, body.fields.get("model").and_then(Value::as_str)).unwrap_or(None);
     let prompt = without_tokens(endpoint::estimate(body), named, Refusal::NoPrompt);
     Prepared::unread(pool, request_id, prompt, is_streamed(&body.fields))
+}
+
+fn division(pool: &Pool, endpoint: Endpoint, body: &[u8]) -> Option<Result<Division, Indivisible>> {
+    (!pool.config.protocols().is_empty()).then(|| Division::of(endpoint, body))
+}
+
+/// Answers that it wants of its prompt; what is no count is 1.
+fn choices(body: &Value) -> u32 {
+    let n = body.get("n").and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+    n.unwrap_or(1).max(1)
 }
 
 fn is_streamed(body: &Value) -> bool {
@@ -213,7 +231,7 @@ impl Prepared {
         let refused = prompt.refused;
         let ask = Ask::new(pool, request_id, prompt);
         let (variant, work) = (Engine::Auto, Work::default());
-        Self { ask, streamed, forwardable: None, refused, variant, work }
+        Self { ask, streamed, forwardable: None, division: None, refused, variant, work }
     }
 }
 

@@ -5,6 +5,8 @@
 
 use serde_json::Value;
 
+use super::pd::usage::Rewriter;
+
 /// Longest line that is looked at. Usage comes in short lines; a longer one is
 /// passed on unread.
 const MAX_LINE: usize = 1 << 20;
@@ -60,6 +62,15 @@ impl Reader {
     /// Whether the body is a stream of events.
     pub fn is_event_stream(&self) -> bool {
         self.kind == Kind::Events
+    }
+
+    /// What puts `cached` tokens into such a body's usage; `None` where it has none.
+    pub fn rewriter(&self, cached: u64) -> Option<Rewriter> {
+        match self.kind {
+            Kind::Events => Some(Rewriter::of_events(cached)),
+            Kind::Json => Some(Rewriter::of_whole(cached)),
+            Kind::Opaque => None,
+        }
     }
 
     /// Whether the stream has said that it is over: what is missing is only the

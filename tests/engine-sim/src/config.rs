@@ -33,6 +33,15 @@ pub enum Wire {
     Sglang0523,
 }
 
+/// Which part of its requests a disaggregated engine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Disaggregation {
+    /// Computes prompts and hands their keys and values over.
+    Prefill,
+    /// Takes them and generates.
+    Decode,
+}
+
 /// Where a ZMQ socket listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventPort {
@@ -124,6 +133,20 @@ pub struct Config {
     /// random in each process.
     #[arg(long)]
     pub hash_seed: Option<String>,
+    /// Do one part of each request: SGLang's `--disaggregation-mode`, vLLM with NixlConnector.
+    #[arg(long, value_enum)]
+    pub disaggregation: Option<Disaggregation>,
+    /// Port where a prefill engine hands prompts over: SGLang's bootstrap port, vLLM's side
+    /// channel. 0 picks a free one.
+    #[arg(long, default_value_t = 0)]
+    pub transfer_port: u16,
+    /// Host under which vLLM's prefill engine tells decode to find that port; absent, the one
+    /// that it listens at.
+    #[arg(long)]
+    pub transfer_host: Option<String>,
+    /// How long a decode engine waits for a prompt, and a prefill engine keeps one.
+    #[arg(long, default_value_t = 300_000)]
+    pub transfer_timeout_ms: u64,
 }
 
 /// Why a configuration cannot be served.
@@ -191,7 +214,23 @@ impl Wire {
     }
 }
 
+impl Disaggregation {
+    /// Its name in flags and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
 impl Config {
+    /// Whether prompts are found again: SGLang's decode engine has no radix cache.
+    pub fn keeps_prefixes(&self) -> bool {
+        let sglang_decode = !self.wire.is_vllm() && self.disaggregation == Some(Disaggregation::Decode);
+        !self.no_prefix_caching && !sglang_decode
+    }
+
     /// Checks the bounds. Called by [`crate::EngineSim::start`].
     pub fn validate(&self) -> Result<(), ConfigError> {
         let bounds = [

@@ -8,6 +8,7 @@ mod cache;
 mod clock;
 pub mod config;
 pub mod events;
+mod handover;
 pub mod hash;
 mod http;
 mod prompt;
@@ -21,7 +22,8 @@ use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-pub use config::{Config, ConfigError, EventPort, Lora, Wire};
+pub use config::{Config, ConfigError, Disaggregation, EventPort, Lora, Wire};
+use handover::Handover;
 use http::{Connections, CuttableListener, Engine, EventPorts};
 pub use prompt::PromptError;
 use publisher::{Listeners, Publisher};
@@ -31,6 +33,7 @@ use rank::Rank;
 #[derive(Debug)]
 pub struct EngineSim {
     http: SocketAddr,
+    transfer: Option<SocketAddr>,
     ports: EventPorts,
     connections: Connections,
     tasks: JoinSet<()>,
@@ -70,20 +73,26 @@ impl EngineSim {
         let mut tasks = JoinSet::new();
         let (ranks, ports) = start_ranks(&config, http, &mut tasks).await?;
         let connections = Connections::default();
-        let engine = Engine::new(config, prompter, ranks, ports.clone(), connections.clone());
-        let router = http::router(engine);
-        let listener = CuttableListener::new(listener, connections.clone());
-        tasks.spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%error, "failed to serve HTTP");
-            }
-        });
-        Ok(Self { http, ports, connections, tasks })
+        let transfers = listen_for_transfers(&config).await?;
+        let transfer = transfers.as_ref().map(TcpListener::local_addr).transpose();
+        let transfer = transfer.map_err(listen_error("transfers"))?;
+        let handover = Handover::new(Arc::clone(&config), transfer);
+        if let Some(transfers) = transfers {
+            tasks.spawn(serve(transfers, connections.clone(), handover::router(Arc::clone(&handover))));
+        }
+        let engine = Engine::new(config, prompter, ranks, ports.clone(), connections.clone(), handover);
+        tasks.spawn(serve(listener, connections.clone(), http::router(engine)));
+        Ok(Self { http, transfer, ports, connections, tasks })
     }
 
     /// Where HTTP is served.
     pub fn http_addr(&self) -> SocketAddr {
         self.http
+    }
+
+    /// Where a prefill engine hands prompts over; none for any other.
+    pub fn transfer_addr(&self) -> Option<SocketAddr> {
+        self.transfer
     }
 
     /// Event publishers, by rank; empty when events are off.
@@ -107,6 +116,23 @@ impl Drop for EngineSim {
     fn drop(&mut self) {
         self.connections.replace().cancel();
     }
+}
+
+/// Serves until the task is cancelled.
+async fn serve(listener: TcpListener, connections: Connections, router: axum::Router) {
+    let listener = CuttableListener::new(listener, connections);
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "failed to serve HTTP");
+    }
+}
+
+/// A prefill engine's port for decode engines.
+async fn listen_for_transfers(config: &Config) -> Result<Option<TcpListener>, StartError> {
+    if config.disaggregation != Some(Disaggregation::Prefill) {
+        return Ok(None);
+    }
+    let address = SocketAddr::new(config.listen.ip(), config.transfer_port);
+    Ok(Some(TcpListener::bind(address).await.map_err(listen_error("transfers"))?))
 }
 
 /// Starts every rank's scheduler and, unless events are off, its publisher.

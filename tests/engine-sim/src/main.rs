@@ -20,6 +20,7 @@ async fn main() -> anyhow::Result<()> {
         "http": engine.http_addr().to_string(),
         "kv_events": engine.kv_event_endpoints(),
         "replay": engine.replay_endpoints(),
+        "transfer": engine.transfer_addr().map(|address| address.to_string()),
     });
     let mut stdout = std::io::stdout();
     writeln!(stdout, "{ready}")?;

@@ -25,12 +25,25 @@ const MAX_LAG: Duration = Duration::from_millis(50);
 pub(crate) struct Job {
     pub(crate) key: CacheKey,
     pub(crate) prompt: Vec<u32>,
+    pub(crate) prefill: Prefill,
     /// What the model will say; at least one token.
     pub(crate) output: Arc<[u32]>,
     /// Which answer of the HTTP request this is.
     pub(crate) choice: usize,
     /// Room for every token of `output`, so that a step never waits for a client.
     pub(crate) progress: mpsc::Sender<Progress>,
+}
+
+/// Who computes a prompt's keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Prefill {
+    /// This rank.
+    Here,
+    /// Another engine did, and they have arrived.
+    Elsewhere {
+        /// What that engine told of its own hit; none where it tells nothing, then the hit here counts.
+        cached_tokens: Option<usize>,
+    },
 }
 
 /// One more output token. The channel closes early when the engine dies.
@@ -340,22 +353,39 @@ impl State {
         while self.running.len() < self.config.max_running && plan.prefill_tokens < self.config.chunk_tokens {
             let Some(mut sequence) = self.waiting.pop_front() else { return };
             let budget = self.config.chunk_tokens - plan.prefill_tokens;
-            let started = self.cache.start(sequence.id, &sequence.job.key, &sequence.tokens, budget);
+            let is_first_start = sequence.cached_tokens.is_none();
+            // What was pushed out has lost what had arrived.
+            let arrived = is_first_start && sequence.job.prefill != Prefill::Here;
+            let most = if arrived { usize::MAX } else { budget };
+            let started = self.cache.start(sequence.id, &sequence.job.key, &sequence.tokens, most);
             let Some(started) = started else {
                 self.waiting.push_front(sequence);
                 return;
             };
-            sequence.computed = started.hit;
-            if sequence.cached_tokens.is_none() {
-                let page = self.config.page_size as usize;
-                let used = started.hit * self.hit_percent / 100 / page * page;
-                sequence.cached_tokens = Some(used);
-                self.counters.queried_tokens += sequence.job.prompt.len() as u64;
-                self.counters.hit_tokens += used as u64;
+            if is_first_start {
+                sequence.cached_tokens = Some(self.used_of_hit(&sequence.job, started.hit));
             }
-            plan.work.push((sequence.id, started.scheduled));
-            plan.prefill_tokens += started.scheduled;
+            // Of a prompt that arrived only the last token runs here: it gives the first of the answer.
+            let last = sequence.tokens.len() - 1;
+            let (computed, scheduled) = if arrived { (last, 1) } else { (started.hit, started.scheduled) };
+            sequence.computed = computed;
+            plan.work.push((sequence.id, scheduled));
+            plan.prefill_tokens += scheduled;
             self.running.push(sequence);
+        }
+    }
+
+    /// What usage reports of a hit, which is counted here if it saved work here.
+    fn used_of_hit(&mut self, job: &Job, hit: usize) -> usize {
+        let page = self.config.page_size as usize;
+        let used = hit * self.hit_percent / 100 / page * page;
+        match job.prefill {
+            Prefill::Elsewhere { cached_tokens } => cached_tokens.unwrap_or(used),
+            Prefill::Here => {
+                self.counters.queried_tokens += job.prompt.len() as u64;
+                self.counters.hit_tokens += used as u64;
+                used
+            }
         }
     }
 
@@ -493,7 +523,8 @@ mod tests {
             let prompt = (0..length).map(|at| family * 1000 + at).collect();
             let output = vec![7; output].into();
             let key = CacheKey::default();
-            (self.rank.submit(Job { key, prompt, output, choice: 0, progress }), receiver)
+            let job = Job { key, prompt, prefill: Prefill::Here, output, choice: 0, progress };
+            (self.rank.submit(job), receiver)
         }
     }
 
@@ -541,6 +572,25 @@ mod tests {
         let (_, mut only) = bench.submit(1, 10, 2);
         assert_eq!(next(began, &mut only).await.0, 40);
         assert_eq!(next(began, &mut only).await.0, 40 + 2 * (10 + 1 + 11));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_prompt_that_arrived_costs_one_token_and_is_kept() {
+        for (told, expected) in [(Some(12), 12), (None, 0)] {
+            let bench = bench(|_| {});
+            let began = Instant::now();
+            let (progress, mut receiver) = mpsc::channel(2);
+            let prompt: Vec<u32> = (1000..1041).collect();
+            let (key, output) = (CacheKey::default(), vec![7; 2].into());
+            let prefill = Prefill::Elsewhere { cached_tokens: told };
+            bench.rank.submit(Job { key, prompt, prefill, output, choice: 0, progress });
+            assert_eq!(next(began, &mut receiver).await, (11, expected), "10 + 1 token");
+            assert_eq!(next(began, &mut receiver).await, (22, expected), "10 + 1 decoding");
+            let snapshot = bench.rank.snapshot();
+            assert_eq!((snapshot.counters.queried_tokens, snapshot.usage.cached), (0, 10));
+            let (_, mut again) = bench.submit(1, 41, 1);
+            assert_eq!(next(Instant::now(), &mut again).await.1, 40);
+        }
     }
 
     #[tokio::test(start_paused = true)]

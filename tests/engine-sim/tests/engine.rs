@@ -96,6 +96,7 @@ async fn streams_end_as_the_recorded_ones_do() {
             parsed.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
         let mut whole = body.clone();
         whole["stream"] = json!(false);
+        whole["stream_options"] = Value::Null;
         let answer = post(&engine, "/v1/chat/completions", whole).await.json();
         assert_eq!(answer["choices"][0]["message"]["content"], streamed.as_str());
     }

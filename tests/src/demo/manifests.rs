@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, bail, ensure};
 use kvrouter_crds::config::{
     Discovery, DiscoveryBackend, EventEndpoints, EventTransport, KvEvents, LIVE_SETTINGS_KEY, Listen,
-    LiveSettings, Nats, Policy, RouterConfig, START_SETTINGS_KEY, StaticWorker, Tokenizer,
+    LiveSettings, Nats, Policy, RoleName, RouterConfig, START_SETTINGS_KEY, StaticWorker, Tokenizer,
 };
 use serde::Deserialize;
 
@@ -112,5 +112,13 @@ fn worker(engine: &EngineAddresses, events: &Events) -> StaticWorker {
         }),
         Events::Nats(_) => None,
     };
-    StaticWorker { url: format!("http://{}", engine.http), engine: None, dp_size: 1, kv_events }
+    StaticWorker {
+        url: format!("http://{}", engine.http),
+        engine: None,
+        dp_size: 1,
+        role: RoleName::Mixed,
+        protocol: None,
+        bootstrap_port: None,
+        kv_events,
+    }
 }

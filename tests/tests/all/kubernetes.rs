@@ -336,7 +336,7 @@ async fn pods_of_no_role_or_another_pool_are_kept_out() {
         api.put("pods", pod);
     }
     api.put("configmaps", map("schemaVersion: 1"));
-    let roles = ", liveSettingsConfigMap: live, roles: [{name: Mixed, selector: {part: all}}, {name: Prefill, selector: {part: prefill}}, {name: Decode, selector: {half: decode}}]";
+    let roles = ", liveSettingsConfigMap: live, roles: [{name: Mixed, selector: {part: all}}, {name: Prefill, selector: {part: prefill}, protocol: NIXL}, {name: Decode, selector: {half: decode}, protocol: NIXL}]";
     let router = Router::start(setup(&api, roles).policy("RoundRobin")).await;
     let [mixed, prefill, two, none] = &ips;
     let out = [format!("{two} two_roles"), format!("{none} no_role")];

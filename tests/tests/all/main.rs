@@ -6,6 +6,7 @@
 
 mod api_server;
 mod contract;
+mod disaggregation;
 mod events;
 mod explorer;
 mod failures;

@@ -30,6 +30,17 @@ pub enum DemandMode {
     Enabled,
 }
 
+impl DemandMode {
+    /// Lower-case name, for logs and labels.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::Shadow => "shadow",
+            Self::Enabled => "enabled",
+        }
+    }
+}
+
 /// Settings of decode input-demand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct DecodeDemand {
@@ -65,10 +76,14 @@ pub fn input(request: &PickRequest<'_>) -> Tokens {
     Tokens(request.prompt.0.saturating_mul(u64::from(request.choices.max(1))))
 }
 
-/// Whether `request` is counted at all under `settings`.
-pub fn counts(settings: &Settings, request: &PickRequest<'_>) -> bool {
-    let priced = matches!(settings.policy, PolicyKind::CachePlusLoad | PolicyKind::KvAware);
-    settings.decode_demand.mode != DemandMode::Disabled && request.role == Role::Decode && priced
+/// Whether it can stand on top of `policy`: one that minimises a cost.
+pub const fn suits(policy: PolicyKind) -> bool {
+    matches!(policy, PolicyKind::CachePlusLoad | PolicyKind::KvAware)
+}
+
+/// Whether picks for `role` are counted at all under `settings`.
+pub fn counts(settings: &Settings, role: Role) -> bool {
+    settings.decode_demand.mode != DemandMode::Disabled && role == Role::Decode && suits(settings.policy)
 }
 
 /// What input demand prefers among the candidates that may be chosen, where the
@@ -80,7 +95,7 @@ pub(super) fn judge<C: Candidates + ?Sized>(
     prices: &Prices,
     original: usize,
 ) -> Option<Judgement> {
-    if !counts(settings, request) {
+    if !counts(settings, request.role) {
         return None;
     }
     let input = input(request);

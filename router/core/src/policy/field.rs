@@ -145,6 +145,12 @@ impl Field {
         &self.lineup.entrants()[self.place(at)].account
     }
 
+    /// The input that each candidate holds for decoding; empty where that is not
+    /// counted.
+    pub fn demands(&self) -> &[Demand] {
+        &self.demands
+    }
+
     /// Where `target` is.
     pub(super) fn find(&self, target: &Target) -> Option<usize> {
         let names = self.names();

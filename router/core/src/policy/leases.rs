@@ -30,7 +30,7 @@ use super::tie::Ties;
 use super::{Choice, Load, PickRequest, Settings, Switch, choose, follow};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::brief::Brief;
-use crate::ids::{Target, WorkerId};
+use crate::ids::{Role, Target, WorkerId};
 use crate::units::{BlockSize, Blocks, Millis, Tick, Tokens};
 
 /// What is booked on one target. Shared by its leases.
@@ -202,7 +202,7 @@ pub struct Pick {
     pub lease: Lease,
     /// What the request's session had to say.
     pub session: SessionUse,
-    /// The target that was chosen before this pick, where turns matter.
+    /// The target that was chosen before this pick, for the same role, where turns matter.
     pub turn: Option<Target>,
 }
 
@@ -211,7 +211,7 @@ pub struct Pick {
 pub struct NoPick {
     /// Whether there were candidates, all over their hard cap.
     pub overloaded: bool,
-    /// The target that was chosen before, where turns matter.
+    /// The target that was chosen before, for the same role, where turns matter.
     pub turn: Option<Target>,
 }
 
@@ -225,8 +225,9 @@ pub struct Ledger {
 
 #[derive(Debug, Default)]
 struct Desk {
-    /// The target that was chosen last while turns mattered.
-    turn: Option<Target>,
+    /// The targets that were chosen last while turns mattered, by role: each has its
+    /// own round.
+    turns: [Option<Target>; 3],
     /// The prompts of all leases, and of what in-flight credit predicts.
     prompts: Prefixes,
     in_flight: InFlight,
@@ -250,18 +251,26 @@ impl Ledger {
     ) -> Result<Pick, NoPick> {
         let mut desk = self.desk.lock();
         let walk = desk.load(now, settings, request, namespace, field);
-        let Some((choice, session)) = self.choose(now, settings, request, field, desk.turn(settings)) else {
-            return Err(NoPick { overloaded: !field.is_empty(), turn: desk.turn(settings).cloned() });
+        let turn = desk.turn(settings, request.role);
+        let Some((choice, session)) = self.choose(now, settings, request, field, turn) else {
+            return Err(NoPick { overloaded: !field.is_empty(), turn: turn.cloned() });
         };
         let target = field.target(choice.chosen);
-        let turn = if settings.takes_turns() { desk.turn.replace(target.clone()) } else { None };
+        let turn = match settings.takes_turns() {
+            true => desk.turns[request.role as usize].replace(target.clone()),
+            false => None,
+        };
         let cached = request.size.tokens_in(Blocks(field.hits(choice.chosen)));
-        let uncached = request.prompt.uncached(cached);
+        let uncached = match request.role {
+            // It fetches what another one prefills.
+            Role::Decode => Tokens(0),
+            Role::Prefill | Role::Mixed => request.prompt.uncached(cached),
+        };
         let account = field.account(choice.chosen);
         let (size, prompt) = (request.size, request.prompt);
         let charge = Charge { namespace, blocks, size, prompt, uncached };
         let mut lease = self.book(&mut desk, account, &charge, walk);
-        if decode_demand::counts(settings, request) {
+        if decode_demand::counts(settings, request.role) {
             lease.hold_demand(decode_demand::input(request));
         }
         if !request.images.is_empty() {
@@ -283,9 +292,11 @@ impl Ledger {
     ) -> Result<(Choice, Option<Target>), NoPick> {
         let mut desk = self.desk.lock();
         desk.load(now, settings, request, namespace, field);
-        let chosen = self.choose(now, settings, request, field, desk.turn(settings));
-        let nobody = || NoPick { overloaded: !field.is_empty(), turn: desk.turn(settings).cloned() };
-        chosen.map(|(choice, _)| (choice, desk.turn(settings).cloned())).ok_or_else(nobody)
+        let turn = desk.turn(settings, request.role).cloned();
+        match self.choose(now, settings, request, field, turn.as_ref()) {
+            Some((choice, _)) => Ok((choice, turn)),
+            None => Err(NoPick { overloaded: !field.is_empty(), turn }),
+        }
     }
 
     fn book(&self, desk: &mut Desk, account: &Arc<Account>, charge: &Charge<'_>, walk: Walk) -> Lease {
@@ -395,9 +406,9 @@ impl Ledger {
 }
 
 impl Desk {
-    /// The target that was chosen last, where that matters.
-    fn turn(&self, settings: &Settings) -> Option<&Target> {
-        self.turn.as_ref().filter(|_| settings.takes_turns())
+    /// The target that was chosen last for `role`, where that matters.
+    fn turn(&self, settings: &Settings, role: Role) -> Option<&Target> {
+        self.turns[role as usize].as_ref().filter(|_| settings.takes_turns())
     }
 
     /// Reads into `field` what is booked on each candidate, and what prompts in
@@ -415,7 +426,7 @@ impl Desk {
             field.begin_loads();
         depths.resize(self.accounts.len(), Depth::default());
         let walk = self.prompts.depths(namespace, request.blocks, depths);
-        let counts_demand = decode_demand::counts(settings, request);
+        let counts_demand = decode_demand::counts(settings, request.role);
         let credit = settings.in_flight_credit == Switch::Enabled;
         // Most candidates are like some other: their shape is made once.
         let mut made = [(u32::MAX, Depth::default(), 0); ALIKE];
@@ -446,8 +457,7 @@ impl Desk {
             let outside = account.outside_spoke.load(Ordering::Relaxed);
             loads.push(if outside { account.load_beside(now, request) } else { account.own_load() });
             if counts_demand {
-                let tokens = Tokens(account.demand_tokens.get());
-                demands.push(Demand { tokens, requests: account.demand_requests.get() });
+                demands.push(account.demand());
             }
         }
         walk
@@ -516,6 +526,11 @@ impl Account {
         // In this order: what was released was booked before.
         let released = self.released.get();
         Turnover { booked: self.booked.get(), released }
+    }
+
+    /// The input that is booked for decoding, where that is counted.
+    pub fn demand(&self) -> Demand {
+        Demand { tokens: Tokens(self.demand_tokens.get()), requests: self.demand_requests.get() }
     }
 
     /// When a prefill of `uncached` tokens that was just booked will have its

@@ -568,6 +568,28 @@ fn demand_is_booked_until_the_lease_ends_and_not_at_all_when_disabled() {
     drop(first);
 }
 
+/// A decode worker fetches its prompts; what waits to be computed waits elsewhere.
+#[test]
+fn decode_picks_queue_nothing_and_take_turns_by_themselves() {
+    let lineup = fleet(2);
+    let blocks: Arc<[BlockHash]> = ten_blocks().into();
+    let ledger = Ledger::default();
+    let settings = settings(PolicyKind::RoundRobin, 1.0);
+    let mut chosen = Vec::new();
+    for _ in 0..2 {
+        for role in [Role::Prefill, Role::Decode] {
+            let request = PickRequest { role, ..request(&blocks, "r") };
+            let (pick, field) = book(&ledger, 0, &settings, &request, &blocks, &lineup).expect("two");
+            let target = field.candidate(pick.choice.chosen);
+            let (account, place) = (field.account(pick.choice.chosen), pick.choice.chosen);
+            let queued = account.load().queued.0;
+            assert_eq!(queued > 0, role == Role::Prefill, "{role:?} on {}", target.target);
+            chosen.push(place);
+        }
+    }
+    assert_eq!(chosen, [0, 0, 1, 1], "each role has its own round");
+}
+
 /// Another router's bookings and an engine's own word count until they are old.
 #[test]
 fn load_from_outside_repels_while_it_is_fresh() {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::read::{Content, Line};
 
 /// Paths into a receipt, the columns of the same names.
-const RECEIPT: [&str; 30] = [
+const RECEIPT: [&str; 34] = [
     "request_id",
     "time_unix_ms",
     "attempt",
@@ -40,9 +40,13 @@ const RECEIPT: [&str; 30] = [
     "settings.load.decode",
     "settings.load.request",
     "settings.load.imbalance",
+    "demand.choices",
+    "demand.judgement.suggested",
+    "demand.judgement.original",
+    "demand.judgement.projected",
 ];
 /// Paths into a candidate, the columns of the same names behind `candidate.`.
-const CANDIDATE: [&str; 29] = [
+const CANDIDATE: [&str; 31] = [
     "target",
     "claimed.device",
     "claimed.host",
@@ -72,6 +76,8 @@ const CANDIDATE: [&str; 29] = [
     "terms.images",
     "terms.rejection",
     "dominated_by",
+    "demand.tokens",
+    "demand.requests",
 ];
 
 /// The first row: names of columns.

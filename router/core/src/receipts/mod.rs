@@ -33,6 +33,7 @@ use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::{Role, Target};
 use crate::json::canonical::MAX_WHOLE;
 use crate::json::canonical_json;
+use crate::policy::decode_demand::Demand;
 use crate::policy::sessions::SessionUse;
 use crate::policy::shadow::Shadow;
 use crate::policy::tie::TieBranch;
@@ -81,6 +82,9 @@ pub struct Receipt {
     pub candidates: Vec<CandidateRecord>,
     /// The chosen one; `None` when there was none.
     pub chosen: Option<ChosenRecord>,
+    /// What decode input-demand made of it; absent where that is not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub demand: Option<DemandRecord>,
     /// How the route ended.
     pub outcome: Outcome,
     /// Tokens that the chosen target is predicted to skip.
@@ -117,6 +121,9 @@ pub struct CandidateRecord {
     pub next_block: Option<BlockHash>,
     /// Its load.
     pub load: Load,
+    /// The input that it held for decoding; absent where that is not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub demand: Option<Demand>,
     /// Blocks of this request that were active on it.
     pub shared_active: u64,
     /// Pictures of the request that it had seen.
@@ -137,6 +144,27 @@ pub struct ChosenRecord {
     pub target: Target,
     /// What decided among equals.
     pub tie: TieBranch,
+}
+
+/// What decode input-demand made of a pick.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DemandRecord {
+    /// Answers that the request wants: its tokens count once for each.
+    pub choices: u32,
+    /// What it prefers; `None` where it was not asked, because a session decided or
+    /// nobody could be chosen.
+    pub judgement: Option<JudgementRecord>,
+}
+
+/// What decode input-demand prefers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct JudgementRecord {
+    /// The target that it prefers.
+    pub suggested: Target,
+    /// The target that the policy prefers.
+    pub original: Target,
+    /// Input that the suggested one holds with this request.
+    pub projected: Tokens,
 }
 
 /// What became of it.

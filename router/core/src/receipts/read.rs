@@ -9,13 +9,16 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::labels::Named;
-use super::{CandidateRecord, ChosenRecord, Digest, Receipt, ResultRecord, SCHEMA_VERSION};
+use super::{
+    CandidateRecord, ChosenRecord, DemandRecord, Digest, JudgementRecord, Receipt, ResultRecord,
+    SCHEMA_VERSION,
+};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::{DpRank, Epoch, Target, WorkerId};
 use crate::json::canonical::canonical_text;
 use crate::json::fields::{Fields, Problem, TraceError};
 
-use crate::policy::decode_demand::DecodeDemand;
+use crate::policy::decode_demand::{self, DecodeDemand, Demand};
 use crate::policy::shadow::{PolicySet, Shadow};
 use crate::policy::{
     ImageWeight, Load, LoadWeights, OverlapWeights, Overload, PolicyKind, SessionSettings, Settings, Terms,
@@ -95,8 +98,9 @@ pub fn line(text: &str, number: usize) -> Read<Line> {
     }
     let content = match fields.text("kind")?.as_str() {
         "receipt" => {
-            fields.only(&[&RECEIPT[..], &CHAINED].concat())?;
-            Content::Receipt(Box::new(receipt(&fields)?))
+            let counted = counts_demand(&fields)?;
+            fields.only(&[&RECEIPT[..], &CHAINED, demand_if(counted)].concat())?;
+            Content::Receipt(Box::new(receipt(&fields, counted)?))
         }
         "gap" => {
             fields.only(&[&GAP[..], &CHAINED].concat())?;
@@ -156,7 +160,16 @@ fn tokens(fields: &Fields<'_>, name: &str) -> Read<Tokens> {
     fields.count(name).map(Tokens)
 }
 
-fn receipt(fields: &Fields<'_>) -> Read<Receipt> {
+/// Whether decode input-demand counts in the receipt, so that it must say so.
+fn counts_demand(fields: &Fields<'_>) -> Read<bool> {
+    Ok(decode_demand::counts(&settings(&fields.object("settings")?)?, named(fields, "role")?))
+}
+
+fn demand_if(counted: bool) -> &'static [&'static str] {
+    if counted { &["demand"] } else { &[] }
+}
+
+fn receipt(fields: &Fields<'_>, counted: bool) -> Read<Receipt> {
     let mut found = Receipt {
         schema_version: SCHEMA_VERSION,
         request_id: Arc::from(fields.text("request_id")?),
@@ -175,9 +188,10 @@ fn receipt(fields: &Fields<'_>) -> Read<Receipt> {
         candidates: fields
             .objects("candidates", MAX_CANDIDATES)?
             .iter()
-            .map(candidate)
+            .map(|fields| candidate(fields, counted))
             .collect::<Read<_>>()?,
         chosen: fields.nullable("chosen", chosen)?,
+        demand: counted.then(|| demand(&fields.object("demand")?)).transpose()?,
         outcome: named(fields, "outcome")?,
         predicted_hit_tokens: tokens(fields, "predicted_hit_tokens")?,
         images: fields.whole("images", 1 << 16)?,
@@ -298,11 +312,30 @@ fn tier_hits(fields: &Fields<'_>, name: &str) -> Read<TierHits> {
     Ok(TierHits { device: count("device")?, host: count("host")?, disk: count("disk")? })
 }
 
-fn candidate(fields: &Fields<'_>) -> Read<CandidateRecord> {
+fn demand(fields: &Fields<'_>) -> Read<DemandRecord> {
+    fields.only(&["choices", "judgement"])?;
+    let judgement = |fields: &Fields<'_>, name: &str| {
+        let fields = fields.object(name)?;
+        fields.only(&["suggested", "original", "projected"])?;
+        let (suggested, original) = (target(&fields, "suggested")?, target(&fields, "original")?);
+        Ok(JudgementRecord { suggested, original, projected: tokens(&fields, "projected")? })
+    };
+    Ok(DemandRecord {
+        choices: small(fields, "choices")?,
+        judgement: fields.nullable("judgement", judgement)?,
+    })
+}
+
+fn held(fields: &Fields<'_>) -> Read<Demand> {
+    fields.only(&["tokens", "requests"])?;
+    Ok(Demand { tokens: tokens(fields, "tokens")?, requests: fields.count("requests")? })
+}
+
+fn candidate(fields: &Fields<'_>, counted: bool) -> Read<CandidateRecord> {
     let known =
         ["target", "claimed", "hits", "predicted", "evidence", "rejected_other_namespace", "next_block"];
     let more = ["load", "shared_active", "images_seen", "trust", "terms", "dominated_by"];
-    fields.only(&[&known[..], &more].concat())?;
+    fields.only(&[&known[..], &more, demand_if(counted)].concat())?;
     let load = fields.object("load")?;
     load.only(&["active_blocks", "queued", "context", "requests"])?;
     Ok(CandidateRecord {
@@ -321,6 +354,7 @@ fn candidate(fields: &Fields<'_>) -> Read<CandidateRecord> {
             context: tokens(&load, "context")?,
             requests: load.count("requests")?,
         },
+        demand: counted.then(|| held(&fields.object("demand")?)).transpose()?,
         shared_active: fields.count("shared_active")?,
         images_seen: fields.count("images_seen")?,
         trust: verdict(&fields.object("trust")?)?,

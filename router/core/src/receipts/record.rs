@@ -24,6 +24,8 @@
 //! settings see `write_settings`
 //! target?  turn: 0, or 1 and a target       target: text and rank
 //! int      place of the chosen candidate, f64 le: its price, where there is one
+//! where decode input-demand counts (see `decode_demand::counts`):
+//!   int, u8  choices; 0, or 1 and the judgement: suggested, original, projected
 //! int      how many candidates were priced
 //! int      how many follow; nothing more of them if none
 //!   u8       0: they are the first of the lineup; 1: a column of their places
@@ -31,7 +33,8 @@
 //!     each     u8 flags; claimed × 3, hits × 3, predicted, shared active, images
 //!              seen; [u64 le next block]
 //!   columns  shape, state and reason (four bits each), epoch, seq, age plus one,
-//!            active blocks, queued, context, requests
+//!            active blocks, queued, context, requests; and where demand counts:
+//!            tokens and requests of it
 //!   int      how many hold more for another namespace: candidate, blocks
 //! int      how many shadows follow: u8 policy, target, zigzag regret
 //! ```
@@ -40,15 +43,17 @@
 //!
 //! A column is the first number (u64 le), the width of all (u8: 0, 1, 2, 4 or 8
 //! bytes), and for each candidate what it has exclusive-or the first.
+//!
+//! tidy: large, because what is written and how it is read back change together.
 
 use std::sync::Arc;
 
 use super::labels::Named;
-use super::{CandidateRecord, ChosenRecord, Receipt, SCHEMA_VERSION};
+use super::{CandidateRecord, ChosenRecord, DemandRecord, JudgementRecord, Receipt, SCHEMA_VERSION};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::{DpRank, Epoch, Role, Target, WorkerId};
 use crate::policy::candidates::Task;
-use crate::policy::decode_demand::{DecodeDemand, Demand};
+use crate::policy::decode_demand::{self, DecodeDemand, Demand, Judgement};
 use crate::policy::field::{Field, Shape, Sight};
 use crate::policy::lineup::Names;
 use crate::policy::price;
@@ -63,7 +68,7 @@ use crate::trust::{Reason, State, Verdict};
 use crate::units::{BlockSize, Millis, TierHits, Tokens};
 
 /// Version of the layout above.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// No tie: nobody was chosen.
 const NOBODY: u8 = 0xff;
 
@@ -98,6 +103,8 @@ pub struct Draft<'a> {
     pub field: Option<&'a Field>,
     /// How many of them were priced.
     pub priced: usize,
+    /// Answers that the request wants of its prompt.
+    pub choices: u32,
     /// What was chosen; `None` where nobody could be.
     pub choice: Option<&'a Choice>,
     /// What the request's session had to say.
@@ -178,6 +185,7 @@ impl<'a> Draft<'a> {
             turn: None,
             field: None,
             priced: 0,
+            choices: 1,
             choice: None,
             session: SessionUse::None,
             shadows: &[],
@@ -240,10 +248,18 @@ impl<'a> Draft<'a> {
             out.int(choice.chosen as u64);
             out.doubles([choice.cost]);
         }
+        let counted = decode_demand::counts(self.settings, self.role);
+        if counted {
+            out.demand(self.choices, self.choice.and_then(|choice| choice.demand));
+        }
         out.int(self.priced as u64);
         out.int(self.field.map_or(0, Field::len) as u64);
         if let Some(field) = self.field.filter(|field| !field.is_empty()) {
             out.field(field, self.blocks);
+            if counted {
+                out.demands(field.demands());
+            }
+            out.elsewhere(field);
         }
         out.int(self.shadows.len() as u64);
         for shadow in self.shadows {
@@ -320,6 +336,28 @@ impl Writer<'_> {
         });
     }
 
+    fn demand(&mut self, choices: u32, judgement: Option<Judgement>) {
+        self.int(choices.into());
+        self.out.push(u8::from(judgement.is_some()));
+        if let Some(Judgement { suggested, original, projected }) = judgement {
+            [suggested as u64, original as u64, projected.0].into_iter().for_each(|number| self.int(number));
+        }
+    }
+
+    fn demands(&mut self, demands: &[Demand]) {
+        let spans = Span::of(demands, |demand| [demand.tokens.0, demand.requests]);
+        self.column(demands, spans[0], |demand| demand.tokens.0);
+        self.column(demands, spans[1], |demand| demand.requests);
+    }
+
+    fn elsewhere(&mut self, field: &Field) {
+        self.int(field.elsewhere.len() as u64);
+        for (at, blocks) in &field.elsewhere {
+            self.int((*at).into());
+            self.int(*blocks);
+        }
+    }
+
     fn field(&mut self, field: &Field, blocks: &[BlockHash]) {
         let Field { sights, shapes, loads, .. } = field;
         let scattered = sights.last().is_some_and(|last| last.place as usize + 1 != sights.len());
@@ -347,11 +385,6 @@ impl Writer<'_> {
         self.column(loads, spans[1], |load| load.queued.0);
         self.column(loads, spans[2], |load| load.context.0);
         self.column(loads, spans[3], |load| load.requests);
-        self.int(field.elsewhere.len() as u64);
-        for (at, blocks) in &field.elsewhere {
-            self.int((*at).into());
-            self.int(*blocks);
-        }
     }
 
     fn shape(&mut self, shape: &Shape, blocks: &[BlockHash]) {
@@ -610,6 +643,8 @@ impl<'a> Reader<'a> {
         let turn = self.next("turn").optional(Self::target)?;
         self.next("chosen");
         let place = tie.map(|_| Ok((self.int()?, self.double()?))).transpose()?;
+        let counted = decode_demand::counts(&settings, role);
+        let demand = counted.then(|| self.next("demand").demand()).transpose()?;
         let size = BlockSize::new(block_size).unwrap_or(ONE);
         let task = Task { role, prompt: prompt_tokens, blocks: prompt_blocks, size, images };
         // A session that is followed takes nobody's turn.
@@ -619,6 +654,7 @@ impl<'a> Reader<'a> {
         if self.next("length").at != self.bytes.len() {
             return self.wrong(Fault::Length);
         }
+        let demand = demand.map(|demand| self.next("demand").judged(demand, &candidates)).transpose()?;
         let found = place.map(|place| self.next("chosen").priced(place, &candidates)).transpose()?;
         let hits = found.map_or(0, |found| found.hits.total());
         let predicted_hit_tokens = Tokens(hits.saturating_mul(u64::from(block_size)));
@@ -640,6 +676,7 @@ impl<'a> Reader<'a> {
             candidate_count: candidates.len() as u64,
             candidates,
             chosen,
+            demand,
             outcome,
             predicted_hit_tokens,
             images,
@@ -649,6 +686,28 @@ impl<'a> Reader<'a> {
         };
         super::dominance::mark(&mut receipt.candidates);
         Ok(receipt)
+    }
+
+    fn demand(&mut self) -> Read<(u32, Option<[u64; 3]>)> {
+        let choices = self.int32()?;
+        Ok((choices, self.optional(|reader| Ok([reader.int()?, reader.int()?, reader.int()?]))?))
+    }
+
+    /// The judgement, with the names of candidates for their places.
+    fn judged(
+        &self,
+        (choices, judgement): (u32, Option<[u64; 3]>),
+        candidates: &[CandidateRecord],
+    ) -> Read<DemandRecord> {
+        let target = |place: u64| {
+            let found = usize::try_from(place).ok().and_then(|place| candidates.get(place));
+            found.map_or_else(|| self.wrong(Fault::Number), |found| Ok(found.target.clone()))
+        };
+        let judged = |[suggested, original, projected]: [u64; 3]| {
+            let (suggested, original) = (target(suggested)?, target(original)?);
+            Ok(JudgementRecord { suggested, original, projected: Tokens(projected) })
+        };
+        Ok(DemandRecord { choices, judgement: judgement.map(judged).transpose()? })
     }
 
     /// The candidate at a place, if it has that price.
@@ -713,10 +772,20 @@ impl<'a> Reader<'a> {
         if count == 0 {
             return Ok(Vec::new());
         }
-        let (rows, next_blocks) = self.rows(names, count)?;
+        let (mut rows, next_blocks) = self.rows(names, count)?;
+        let counted = decode_demand::counts(settings, task.role);
+        if counted {
+            let [tokens, requests] = [self.next("candidates.demand").column(count)?, self.column(count)?];
+            for (row, (tokens, requests)) in rows.iter_mut().zip(tokens.into_iter().zip(requests)) {
+                row.demand = Demand { tokens: Tokens(tokens), requests };
+            }
+        }
         let terms = price::terms(settings, task, &rows[..], turn);
         let parts = rows.into_iter().zip(next_blocks).zip(terms);
-        let mut all: Vec<_> = parts.map(|((row, next), terms)| record(row, next, terms)).collect();
+        let of = |row: &Candidate| counted.then_some(row.demand);
+        let mut all: Vec<_> = parts
+            .map(|((row, next), terms)| CandidateRecord { demand: of(&row), ..record(row, next, terms) })
+            .collect();
         let others = self.next("candidates.rejected_other_namespace").int()?;
         for _ in 0..self.fitting(others, count)? {
             let (at, blocks) = (self.int()?, self.int()?);
@@ -843,6 +912,7 @@ fn record(facts: Candidate, next_block: Option<BlockHash>, terms: Terms) -> Cand
         rejected_other_namespace: 0,
         next_block,
         load: facts.load,
+        demand: None,
         shared_active: facts.shared_active,
         images_seen: facts.images_seen,
         trust: facts.trust,

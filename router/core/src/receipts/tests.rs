@@ -7,7 +7,7 @@ use super::read::Content;
 use super::record::Fault;
 use super::*;
 use crate::ids::{Epoch, WorkerId};
-use crate::policy::decode_demand::Demand;
+use crate::policy::decode_demand::{self, DecodeDemand, Demand, DemandMode};
 use crate::policy::field::Field;
 use crate::policy::images::ImageKey;
 use crate::policy::price::Prices;
@@ -44,6 +44,7 @@ struct World {
     turn: Option<Target>,
     role: Role,
     bound: Option<usize>,
+    choices: u32,
 }
 
 impl World {
@@ -65,13 +66,22 @@ impl World {
             shadows: PolicySet::default().with(PolicyKind::LeastLoad).with(dice.pick(&PolicyKind::ALL)),
             ..Settings::default()
         };
-        let candidates: Vec<Candidate> =
+        let mut candidates: Vec<Candidate> =
             (0..count).map(|number| Self::candidate(dice, number, blocks.len() as u64)).collect();
         let turn = candidates.get(dice.roll(9) as usize).map(|candidate| candidate.target.clone());
         let bound = Some(dice.roll(30) as usize).filter(|bound| *bound < candidates.len());
         let images = (0..dice.pick(&[0, 0, 2])).map(ImageKey).collect();
         let role = dice.pick(&[Role::Mixed, Role::Prefill, Role::Decode]);
-        Self { settings, blocks, images, candidates, turn, role, bound }
+        let mode = dice.pick(&[DemandMode::Disabled, DemandMode::Shadow, DemandMode::Enabled]);
+        let decode_demand = DecodeDemand { mode, request_weight: dice.pick(&[0.0, 70.5]) };
+        let settings = Settings { decode_demand, ..settings };
+        if decode_demand::counts(&settings, role) {
+            for candidate in &mut candidates {
+                let tokens = Tokens(dice.pick(&[0, 300, 70_000]));
+                candidate.demand = Demand { tokens, requests: dice.roll(3) };
+            }
+        }
+        Self { settings, blocks, images, candidates, turn, role, bound, choices: dice.pick(&[1, 4]) }
     }
 
     fn candidate(dice: &mut Dice, number: u64, blocks: u64) -> Candidate {
@@ -124,7 +134,7 @@ impl World {
             size: BlockSize::new(16).expect("not zero"),
             images: &self.images,
             session: None,
-            choices: 1,
+            choices: self.choices,
         };
         let mut field = Field::from(&self.candidates[..]);
         for at in (1..self.candidates.len()).step_by(2) {
@@ -153,6 +163,7 @@ impl World {
             turn,
             field: Some(kept),
             priced: self.candidates.len(),
+            choices: self.choices,
             choice: choice.as_ref(),
             shadows: &shadows,
             ..Draft::undecided("r-1", &self.settings, 16)
@@ -190,6 +201,7 @@ fn records_lines_and_decisions_are_there_and_back() {
     let mut head = Head::default();
     let mut follower = Follower::default();
     let mut kinds = std::collections::BTreeSet::new();
+    let mut judgements = std::collections::BTreeSet::new();
     for seed in 0..3000 {
         let receipt = receipt(seed);
         let line = head.receipt(&receipt);
@@ -197,10 +209,35 @@ fn records_lines_and_decisions_are_there_and_back() {
         let Content::Receipt(read) = read.content else { panic!("a receipt") };
         assert_eq!(*read, receipt, "seed {seed}");
         assert_eq!(recorded::repeat(seed, &receipt), Ok(()), "seed {seed}");
+        let judged = receipt.demand.as_ref().and_then(|demand| demand.judgement.as_ref());
+        judgements.insert(judged.map(|judged| judged.suggested == judged.original));
         kinds.insert(format!("{:?} {:?}", receipt.outcome, receipt.chosen.map(|chosen| chosen.tie)));
     }
     assert!(kinds.len() > 10, "the worlds are many: {kinds:?}");
+    assert_eq!(judgements.len(), 3, "input demand is not asked, agrees, and does not");
     assert_eq!((follower.head, follower.receipts), (Some(head), 3000));
+}
+
+/// What decode input-demand saw and preferred is in the receipt of a decode pick, of
+/// every candidate, and another judgement is noticed.
+#[test]
+fn demand_is_recorded_for_every_candidate_and_repeated() {
+    let judged = |receipt: &Receipt| {
+        let judgement = receipt.demand.as_ref().and_then(|demand| demand.judgement.as_ref());
+        judgement.is_some_and(|judged| judged.suggested != judged.original)
+    };
+    let mut receipt = (0..).map(receipt).find(judged).expect("some are");
+    assert_eq!(receipt.role, Role::Decode);
+    let text = receipt.to_value();
+    let all = text["candidates"].as_array().expect("a list");
+    assert!(all.iter().all(|one| one["demand"]["tokens"].is_u64() && one["demand"]["requests"].is_u64()));
+    let judgement = receipt.demand.as_mut().and_then(|demand| demand.judgement.as_mut()).expect("found");
+    judgement.projected.0 += 1;
+    let difference = recorded::repeat(7, &receipt).expect_err("another judgement");
+    assert_eq!(difference.field, "demand.judgement");
+    let plain = (0..).map(self::receipt).find(|receipt| receipt.role == Role::Mixed).expect("some are");
+    let plain = plain.to_value();
+    assert!(plain.get("demand").is_none() && plain["candidates"][0].get("demand").is_none());
 }
 
 #[test]

@@ -13,7 +13,6 @@ use super::contender::Contender;
 use super::report::{SCHEMA_VERSION, with_digest};
 use crate::blocks::BlockHash;
 use crate::json::fields::TraceError;
-use crate::policy::decode_demand::Demand;
 use crate::policy::images::ImageKey;
 use crate::policy::tie::TieBranch;
 use crate::policy::{
@@ -21,7 +20,7 @@ use crate::policy::{
 };
 use crate::receipts::chain::Follower;
 use crate::receipts::read::{Content, Line};
-use crate::receipts::{CandidateRecord, Digest, Receipt};
+use crate::receipts::{CandidateRecord, DemandRecord, Digest, JudgementRecord, Receipt};
 use crate::units::{BlockSize, Blocks, Tokens};
 
 /// A file of receipts whose chain holds.
@@ -126,7 +125,7 @@ impl Facts {
             size: self.size,
             images: &self.images,
             session: None,
-            choices: 1,
+            choices: receipt.demand.as_ref().map_or(1, |demand| demand.choices),
         }
     }
 }
@@ -145,8 +144,7 @@ fn candidate(record: &CandidateRecord) -> Candidate {
         load: record.load,
         shared_active: record.shared_active,
         images_seen: record.images_seen,
-        // It counts in decode picks alone, and none is recorded yet.
-        demand: Demand::default(),
+        demand: record.demand.unwrap_or_default(),
     }
 }
 
@@ -176,6 +174,16 @@ pub fn repeat(sequence: u64, receipt: &Receipt) -> Result<(), Difference> {
         differs(&format!("candidates[{place}].terms"), text(json!(recorded)), text(json!(repeated)))?;
     }
     differs("chosen", text(json!(receipt.chosen)), text(chosen))?;
+    if let Some(DemandRecord { judgement, .. }) = &receipt.demand {
+        let judged = found.as_ref().ok().and_then(|decision| decision.demand);
+        let target = |place: usize| facts.candidates[place].target.clone();
+        let repeated = judged.map(|it| JudgementRecord {
+            suggested: target(it.suggested),
+            original: target(it.original),
+            projected: it.projected,
+        });
+        differs("demand.judgement", text(json!(judgement)), text(json!(repeated)))?;
+    }
     differs("outcome", text(json!(receipt.outcome)), text(json!(outcome)))?;
     let shadows = match &found {
         Ok(decision) => {

@@ -77,7 +77,7 @@ pub(crate) fn new(config: &Config) -> Box<dyn PrefixCache> {
             Box::new(radix::RadixTree::new(config.wire, page_size, pages, rule))
         }
     };
-    if config.no_prefix_caching { Box::new(Forgetful(cache)) } else { cache }
+    if config.keeps_prefixes() { cache } else { Box::new(Forgetful(cache)) }
 }
 
 /// A cache without prefixes: no request finds what another one left, and nobody hears of it.

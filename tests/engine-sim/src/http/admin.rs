@@ -58,6 +58,9 @@ struct FaultRequest {
 struct RefuseFault {
     status: u16,
     count: u32,
+    /// How long the request is looked at first.
+    #[serde(default)]
+    after_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -104,14 +107,16 @@ impl Engine {
             let mut refused = None;
             if let Some(refuse) = faults.refuse.as_mut().filter(|refuse| !hangs && refuse.count > 0) {
                 refuse.count -= 1;
-                refused = Some(refuse.status);
+                refused = Some((refuse.status, Duration::from_millis(refuse.after_ms.min(MAX_STALL_MS))));
             }
             (hangs, refused)
         };
         if hangs {
             std::future::pending::<()>().await;
         }
-        let status = StatusCode::from_u16(refused?).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+        let (status, time) = refused?;
+        tokio::time::sleep(time).await;
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
         let message = "refused by the simulator".to_owned();
         Some(self.refuse(&Refusal { status, message }))
     }
@@ -181,6 +186,7 @@ pub(super) async fn fault(State(engine): State<Arc<Engine>>, body: Bytes) -> Res
     }
     engine.apply(&request);
     if request.restart && request.rank.is_none() {
+        engine.handover.restart();
         let dying = engine.connections.replace();
         tokio::spawn(async move {
             tokio::time::sleep(RESTART_GRACE).await;
@@ -230,7 +236,7 @@ pub(super) async fn state(State(engine): State<Arc<Engine>>) -> Response {
     let version = engine.config.wire.version();
     let given = engine.given_ids.load(Ordering::Relaxed);
     let body = json!({"version": version, "healthy": healthy, "ranks": ranks, "requests": recent,
-                      "given_ids_total": given});
+                      "given_ids_total": given, "handover": engine.handover.report()});
     json_response(StatusCode::OK, &body)
 }
 
@@ -248,5 +254,6 @@ pub(super) async fn reset(State(engine): State<Arc<Engine>>) -> Response {
     }
     engine.recent.lock().clear();
     engine.given_ids.store(0, Ordering::Relaxed);
+    engine.handover.reset_counters();
     json_response(StatusCode::OK, &json!({"ok": true}))
 }

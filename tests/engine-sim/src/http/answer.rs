@@ -20,7 +20,10 @@ pub(super) struct Output {
     prompts: Vec<Vec<u32>>,
     answers: Vec<Answer>,
     id: String,
+    serial: u64,
     created: u64,
+    /// How decode comes by the prompt; null unless this is vLLM's prefill.
+    pub(super) kv_transfer_params: Value,
 }
 
 /// An output and how far it has come.
@@ -50,7 +53,23 @@ impl Output {
             (true, Kind::Completion) => format!("cmpl-{}", request_id.unwrap_or(&random[..16])),
             (false, _) => random,
         };
-        Self { wanted, wire, prompts, answers, id, created: unix_time() }
+        let (created, kv_transfer_params) = (unix_time(), Value::Null);
+        Self { wanted, wire, prompts, answers, id, serial, created, kv_transfer_params }
+    }
+
+    /// The response's name.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The number of its request in this engine.
+    pub(super) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// The prompt of one answer.
+    pub(super) fn prompt_of(&self, choice: usize) -> &[u32] {
+        &self.prompts[choice / self.wanted.answers]
     }
 
     pub(super) fn stream_headers(&self) -> HeaderMap {
@@ -122,7 +141,7 @@ impl Output {
             choice["token_ids"] = json!(tokens);
             if self.wanted.kind == Kind::Completion {
                 choice["prompt_logprobs"] = Value::Null;
-                let prompt = &self.prompts[index / self.wanted.answers];
+                let prompt = self.prompt_of(index);
                 choice["prompt_token_ids"] = json!(tokens.map(|_| prompt));
             }
         }
@@ -180,6 +199,11 @@ impl Answering {
         self.output.answers[progress.choice].pieces[self.generated[progress.choice]].clone()
     }
 
+    /// How decode comes by the prompt; null unless this is vLLM's prefill.
+    pub(super) fn kv_transfer_params(&self) -> &Value {
+        &self.output.kv_transfer_params
+    }
+
     /// Tokens of the prompt, of these cached, and tokens generated.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
         let prompt = self.output.prompts.iter().map(Vec::len).sum();
@@ -212,7 +236,7 @@ impl Answering {
                 body.insert("prompt_logprobs".to_owned(), Value::Null);
                 body.insert("prompt_token_ids".to_owned(), json!(prompt));
             }
-            body.insert("kv_transfer_params".to_owned(), Value::Null);
+            body.insert("kv_transfer_params".to_owned(), output.kv_transfer_params.clone());
         } else {
             body.insert("metadata".to_owned(), json!({"weight_version": "default"}));
         }

@@ -54,6 +54,9 @@ impl Wanted {
         if limit == Some(0) {
             return Err(Refusal::bad_request("max_tokens must be at least 1"));
         }
+        if engine.config.wire.is_vllm() {
+            check_as_vllm(body, limit)?;
+        }
         Ok(Self {
             kind,
             key: cache_key(engine, &model, headers, body)?,
@@ -65,6 +68,21 @@ impl Wanted {
             include_usage: body["stream_options"]["include_usage"] == true,
             return_token_ids: body["return_token_ids"] == true,
         })
+    }
+}
+
+/// Fields that contradict each other, which vLLM refuses and SGLang does not mind. Whoever makes a prefill
+/// request of a client's meets them.
+fn check_as_vllm(body: &Value, limit: Option<usize>) -> Result<(), Refusal> {
+    if !body["stream_options"].is_null() && body["stream"] != true {
+        return Err(Refusal::bad_request("Stream options can only be defined when `stream=True`."));
+    }
+    let least = count(body, "min_tokens")?.unwrap_or(0);
+    match limit.filter(|limit| least > *limit) {
+        None => Ok(()),
+        Some(limit) => Err(Refusal::bad_request(format!(
+            "min_tokens must be less than or equal to max_tokens={limit}, got {least}."
+        ))),
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::answer::{Answering, Output};
 use super::body::{Kind, Wanted, brings_ids, completion_prompts, named_rank, prompts, token_ids};
+use super::disaggregated::Part;
 use super::{Engine, Refusal, json_response};
 use crate::cache::RequestId;
 use crate::prompt::Answer;
@@ -73,39 +74,46 @@ pub(super) async fn accept(
     headers: &HeaderMap,
     body: Bytes,
 ) -> Result<(Running, mpsc::Receiver<Progress>, Output), Refusal> {
-    let body = parse(&body)?;
+    let body = Arc::new(parse(&body)?);
     check_model(engine, &body)?;
-    let wanted = Wanted::read(engine, kind, headers, &body)?;
+    let mut wanted = Wanted::read(engine, kind, headers, &body)?;
     let named = named_rank(engine, headers, &body)?;
     let given_ids = brings_ids(engine, kind, &body);
     let prompts = {
-        let engine = Arc::clone(engine);
+        let (engine, body) = (Arc::clone(engine), Arc::clone(&body));
         blocking(move || prompts(&engine, kind, &body)).await?
     };
     for prompt in &prompts {
         check_length(engine, prompt.len(), wanted.max_tokens)?;
     }
-    let rank = named.unwrap_or_else(|| least_loaded(&engine.ranks));
+    let part = Part::read(engine, &body, &mut wanted, prompts.len())?;
+    let rank = named.or_else(|| part.rank(engine)).unwrap_or_else(|| least_loaded(&engine.ranks));
     engine.assign(serial, rank, &prompts, given_ids);
+    let held = part.open(engine, named)?;
+    let prefills = part.receive(engine, &prompts, wanted.answers).await?;
     let answer = |at: usize| {
         let prompt = &prompts[at / wanted.answers];
         engine.prompter.answer(prompt, at % wanted.answers, wanted.max_tokens)
     };
     let answers: Vec<Answer> = (0..prompts.len() * wanted.answers).map(answer).collect();
     let (sender, progress) = mpsc::channel(answers.len() * wanted.max_tokens);
-    let rank = &engine.ranks[rank];
-    let mut running = Running { rank: Arc::clone(rank), ids: Vec::with_capacity(answers.len()) };
+    let runner = &engine.ranks[rank];
+    let mut running = Running { rank: Arc::clone(runner), ids: Vec::with_capacity(answers.len()) };
     for (choice, answer) in answers.iter().enumerate() {
-        running.ids.push(rank.submit(Job {
+        running.ids.push(runner.submit(Job {
             key: wanted.key.clone(),
             prompt: prompts[choice / wanted.answers].clone(),
+            prefill: prefills[choice],
             output: answer.tokens.clone().into(),
             choice,
             progress: sender.clone(),
         }));
     }
+    // From here on the channel ends with the rank's life.
+    drop(sender);
     let request_id = headers.get("x-request-id").and_then(|value| value.to_str().ok());
-    let output = Output::new(engine, wanted, prompts, answers, serial, request_id);
+    let mut output = Output::new(engine, wanted, prompts, answers, serial, request_id);
+    let progress = part.hand_over(engine, rank, held, progress, &mut output).await?;
     Ok((running, progress, output))
 }
 

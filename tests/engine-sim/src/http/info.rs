@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::{Engine, json_response, unix_time};
-use crate::config::Wire;
+use crate::config::{Disaggregation, Wire};
 use crate::rank::Snapshot;
 
 /// One metric: name, kind, help, and a reading per rank.
@@ -113,8 +113,9 @@ pub(super) async fn server_info(State(engine): State<Arc<Engine>>) -> Response {
         "chunked_prefill_size": config.chunk_tokens,
         "page_size": config.page_size,
         "dp_size": config.dp_size,
-        "disable_radix_cache": config.no_prefix_caching,
-        "disaggregation_mode": "null",
+        "disable_radix_cache": !config.keeps_prefixes(),
+        "disaggregation_mode": config.disaggregation.map_or("null", Disaggregation::name),
+        "disaggregation_bootstrap_port": engine.handover.address().map_or(8998, |address| address.port()),
         "status": "ready",
         "max_total_num_tokens": total,
         "internal_states": vec![json!({"page_size": config.page_size}); engine.ranks.len()],
@@ -238,11 +239,12 @@ fn sglang_metrics(engine: &Engine, snapshots: &[Snapshot]) -> String {
         ("sglang:token_usage", "gauge", "The token usage.", pinned_share),
         ("sglang:num_pages", "gauge", "Number of KV cache pages.", |s| float(s.usage.capacity)),
     ];
+    let engine_type = config.disaggregation.map_or("unified", Disaggregation::name);
     let dp = config.dp_size > 1;
     let labels = |rank: usize| {
         let dp_rank = if dp { format!("dp_rank=\"{rank}\",") } else { String::new() };
         format!(
-            "{dp_rank}engine_type=\"unified\",model_name=\"{model}\",moe_ep_rank=\"0\",pp_rank=\"0\",\
+            "{dp_rank}engine_type=\"{engine_type}\",model_name=\"{model}\",moe_ep_rank=\"0\",pp_rank=\"0\",\
              tp_rank=\"{}\"",
             if dp { rank } else { 0 }
         )
@@ -269,10 +271,10 @@ fn sglang_metrics(engine: &Engine, snapshots: &[Snapshot]) -> String {
         out,
         "# HELP sglang:prompt_tokens_total Number of prefill tokens processed.\n\
          # TYPE sglang:prompt_tokens_total counter\n\
-         sglang:prompt_tokens_total{{engine_type=\"unified\",model_name=\"{model}\"}} {:?}\n\
+         sglang:prompt_tokens_total{{engine_type=\"{engine_type}\",model_name=\"{model}\"}} {:?}\n\
          # HELP sglang:cached_tokens_total Number of cached prompt tokens by source (device/host/storage).\n\
          # TYPE sglang:cached_tokens_total counter\n\
-         sglang:cached_tokens_total{{cache_source=\"device\",engine_type=\"unified\",model_name=\"{model}\"}} {:?}",
+         sglang:cached_tokens_total{{cache_source=\"device\",engine_type=\"{engine_type}\",model_name=\"{model}\"}} {:?}",
         sum(|s| s.counters.queried_tokens),
         sum(|s| s.counters.hit_tokens),
     );

@@ -6,6 +6,7 @@ mod admin;
 mod answer;
 mod body;
 mod connection;
+mod disaggregated;
 mod infer;
 mod info;
 mod responses;
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::config::Config;
+use crate::handover::Handover;
 use crate::prompt::{PromptError, Prompter};
 use crate::rank::Rank;
 pub(crate) use connection::{Connections, CuttableListener};
@@ -48,6 +50,7 @@ pub(crate) struct Engine {
     pub(crate) ranks: Vec<Arc<Rank>>,
     pub(crate) ports: EventPorts,
     pub(crate) connections: Connections,
+    pub(crate) handover: Arc<Handover>,
     faults: Mutex<admin::Faults>,
     recent: Mutex<VecDeque<Received>>,
     serial: AtomicU64,
@@ -87,6 +90,7 @@ impl Engine {
         ranks: Vec<Arc<Rank>>,
         ports: EventPorts,
         connections: Connections,
+        handover: Arc<Handover>,
     ) -> Arc<Self> {
         Arc::new(Self {
             config,
@@ -94,6 +98,7 @@ impl Engine {
             ranks,
             ports,
             connections,
+            handover,
             faults: Mutex::new(admin::Faults::default()),
             recent: Mutex::new(VecDeque::new()),
             serial: AtomicU64::new(0),

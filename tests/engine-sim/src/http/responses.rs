@@ -22,6 +22,17 @@ use crate::rank::Progress;
 
 /// Conversations that are kept.
 const MAX_KEPT: usize = 1024;
+/// Fields that mean the same as in a chat.
+const PASSED_ON: [&str; 8] = [
+    "tools",
+    "cache_salt",
+    "kv_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "routed_dp_rank",
+    "disagg_prefill_dp_rank",
+];
 
 pub(super) async fn respond(State(engine): State<Arc<Engine>>, headers: HeaderMap, body: Bytes) -> Response {
     let serial = engine.receive("/v1/responses", &headers, &body);
@@ -56,11 +67,12 @@ async fn begin(
     let body = parse(body)?;
     let messages = conversation(engine, &body)?;
     let mut chat = json!({"model": body["model"], "messages": messages, "stream": body["stream"]});
-    for (ours, theirs) in
-        [("max_output_tokens", "max_tokens"), ("tools", "tools"), ("cache_salt", "cache_salt")]
-    {
-        if !body[ours].is_null() {
-            chat[theirs] = body[ours].clone();
+    if !body["max_output_tokens"].is_null() {
+        chat["max_tokens"] = body["max_output_tokens"].clone();
+    }
+    for field in PASSED_ON {
+        if !body[field].is_null() {
+            chat[field] = body[field].clone();
         }
     }
     let (running, progress, output) =
@@ -113,8 +125,12 @@ fn message_of(item: &Value) -> Value {
 
 impl Begun {
     fn object(&self, status: &str, output: Value, usage: Value) -> Value {
-        json!({"id": self.id, "object": "response", "created_at": unix_time(), "model": self.model,
-               "status": status, "output": output, "usage": usage})
+        let mut object = json!({"id": self.id, "object": "response", "created_at": unix_time(),
+                                "model": self.model, "status": status, "output": output, "usage": usage});
+        if self.engine.config.wire.is_vllm() {
+            object["kv_transfer_params"] = self.answering.kv_transfer_params().clone();
+        }
+        object
     }
 
     /// The finished response, which is kept from now on.

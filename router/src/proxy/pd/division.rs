@@ -1,0 +1,141 @@
+//! What must be known of a body before two of it are written.
+//!
+//! Worked out once, on the thread that prepares the prompt; written without
+//! reading the body again.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::prompt::endpoint::Endpoint;
+use crate::proxy::splice::{Layout, members};
+
+/// Members that protocols write.
+const WRITTEN: [&str; 10] = [
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "input_ids",
+    "kv_transfer_params",
+    "max_completion_tokens",
+    "max_tokens",
+    "min_tokens",
+    "stream",
+    "stream_options",
+];
+
+/// A body that can be divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Division {
+    /// Where it was sent.
+    pub endpoint: Endpoint,
+    /// Where its members stand.
+    pub layout: Layout,
+    /// Answers that it wants of each prompt; at least one.
+    pub choices: u64,
+    /// How many prompts a list of them has; `None` for one that stands by itself.
+    pub batch: Option<usize>,
+}
+
+/// Why a request cannot be divided between two workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Indivisible {
+    /// The protocol has no such endpoint.
+    Endpoint,
+    /// The body is no JSON object that can be read.
+    Unreadable,
+    /// More than one answer of one prompt: what is handed over can be fetched once.
+    Choices,
+    /// Several prompts in one body: one of them is handed over.
+    Batch,
+}
+
+impl Indivisible {
+    /// What to do about it, for clients.
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::Endpoint => {
+                "its endpoint cannot be divided between them; use /v1/chat/completions or /v1/completions"
+            }
+            Self::Unreadable => "its body cannot be read; send a JSON object with numbers and texts in range",
+            Self::Choices => "it wants more than one answer of a prompt; send it once for each with `n` 1",
+            Self::Batch => "it has several prompts; send each by itself",
+        }
+    }
+}
+
+impl Division {
+    /// Of `body`, which was sent to `endpoint`.
+    pub fn of(endpoint: Endpoint, body: &[u8]) -> Result<Self, Indivisible> {
+        match endpoint {
+            Endpoint::Chat | Endpoint::Completions | Endpoint::Generate => {}
+            Endpoint::Messages | Endpoint::Responses | Endpoint::Embeddings | Endpoint::Other => {
+                return Err(Indivisible::Endpoint);
+            }
+        }
+        let members = members(body).ok_or(Indivisible::Unreadable)?;
+        let layout = Layout::of(body, &members, &WRITTEN).ok_or(Indivisible::Unreadable)?;
+        let batch = prompts(endpoint, &members).find_map(count);
+        Ok(Self { endpoint, layout, choices: choices(&members), batch })
+    }
+}
+
+/// The values that may be lists of prompts.
+fn prompts<'a>(
+    endpoint: Endpoint,
+    members: &'a HashMap<Cow<'a, str>, &'a RawValue>,
+) -> impl Iterator<Item = &'a RawValue> {
+    let names: &[&str] = match endpoint {
+        Endpoint::Completions => &["prompt"],
+        Endpoint::Generate => &["text", "input_ids"],
+        _ => &[],
+    };
+    names.iter().filter_map(|name| members.get(*name).copied())
+}
+
+/// How many prompts a list has; `None` for a text or the ids of one prompt.
+fn count(value: &RawValue) -> Option<usize> {
+    let items: Vec<&RawValue> = serde_json::from_str(value.get()).ok()?;
+    let first = items.first()?.get();
+    (first.starts_with('"') || first.starts_with('[')).then_some(items.len())
+}
+
+/// The largest `n` that the body asks for. What is no count is the engine's to
+/// refuse.
+fn choices(members: &HashMap<Cow<'_, str>, &RawValue>) -> u64 {
+    let read = |name: &str| serde_json::from_str::<Value>(members.get(name)?.get()).ok();
+    let sampling = read("sampling_params").unwrap_or_default();
+    let own = std::slice::from_ref(&sampling);
+    let each = sampling.as_array().map_or(own, Vec::as_slice).iter().map(|one| one.get("n").cloned());
+    let all = each.chain([read("n")]).filter_map(|n| n?.as_u64());
+    all.max().unwrap_or(1).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_and_choices_are_counted() {
+        use Endpoint::{Chat, Completions, Generate, Messages, Other};
+        let check = |endpoint, body: &str, expected: Result<(Option<usize>, u64), Indivisible>| {
+            let found = Division::of(endpoint, body.as_bytes());
+            assert_eq!(found.map(|it| (it.batch, it.choices)), expected, "{body}");
+        };
+        check(Chat, r#"{"messages":[]}"#, Ok((None, 1)));
+        check(Chat, r#"{"n":4,"temperature":1e400}"#, Ok((None, 4)));
+        check(Chat, r#"{"n":"4"}"#, Ok((None, 1)));
+        check(Chat, r#"{"n":0}"#, Ok((None, 1)));
+        check(Completions, r#"{"prompt":"a"}"#, Ok((None, 1)));
+        check(Completions, r#"{"prompt":[1,2,3]}"#, Ok((None, 1)));
+        check(Completions, r#"{"prompt":["a","\ud800"]}"#, Ok((Some(2), 1)));
+        check(Completions, r#"{"prompt":[[1],[2],[3]],"n":2}"#, Ok((Some(3), 2)));
+        check(Generate, r#"{"text":["a"],"sampling_params":{"n":3}}"#, Ok((Some(1), 3)));
+        check(Generate, r#"{"input_ids":[[1],[2]],"sampling_params":[{"n":1},{"n":2}]}"#, Ok((Some(2), 2)));
+        check(Generate, "[1]", Err(Indivisible::Unreadable));
+        check(Messages, "{}", Err(Indivisible::Endpoint));
+        check(Other, "{}", Err(Indivisible::Endpoint));
+    }
+}

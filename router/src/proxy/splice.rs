@@ -1,0 +1,145 @@
+//! Changes to a JSON body that leave all its other bytes as they came.
+//!
+//! A [`Layout`] says where members stand; [`Splice`] collects values for them and
+//! writes the body once. Of two members with one name the later counts, as it does
+//! for engines, so that is the one whose value changes.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
+
+/// The members of an object, where they stand in `body`; `None` for anything else.
+pub fn members(body: &[u8]) -> Option<HashMap<Cow<'_, str>, &RawValue>> {
+    serde_json::from_slice(body).ok()
+}
+
+/// Where `value` stands in `body`, which it was borrowed from.
+pub fn range_in(body: &[u8], value: &RawValue) -> Option<Range<usize>> {
+    let value = value.get();
+    let start = (value.as_ptr() as usize).checked_sub(body.as_ptr() as usize)?;
+    let range = start..start + value.len();
+    (range.end <= body.len()).then_some(range)
+}
+
+/// Where an object begins and where some of its members' values stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Behind the opening brace.
+    start: usize,
+    /// Whether there are members, which new ones need a comma before.
+    is_empty: bool,
+    values: Vec<(&'static str, Range<usize>)>,
+}
+
+impl Layout {
+    /// Of `body`, whose members are `members`, with the values of those `names` that
+    /// it has.
+    pub fn of(
+        body: &[u8],
+        members: &HashMap<Cow<'_, str>, &RawValue>,
+        names: &[&'static str],
+    ) -> Option<Self> {
+        let start = body.iter().position(|byte| *byte == b'{')? + 1;
+        let value = |name: &&'static str| Some((*name, range_in(body, members.get(*name)?)?));
+        let values = names.iter().filter_map(value).collect();
+        Some(Self { start, is_empty: members.is_empty(), values })
+    }
+
+    fn value(&self, name: &str) -> Option<&Range<usize>> {
+        self.values.iter().find(|(own, _)| *own == name).map(|(_, range)| range)
+    }
+}
+
+/// New values for a body.
+#[derive(Debug)]
+pub struct Splice<'a> {
+    layout: &'a Layout,
+    changes: Vec<(Range<usize>, Cow<'a, str>)>,
+    members: String,
+}
+
+impl<'a> Splice<'a> {
+    /// No changes yet.
+    pub const fn new(layout: &'a Layout) -> Self {
+        Self { layout, changes: Vec::new(), members: String::new() }
+    }
+
+    /// Writes `value`, which is JSON, in these bytes.
+    pub fn replace(&mut self, range: Range<usize>, value: impl Into<Cow<'a, str>>) {
+        self.changes.push((range, value.into()));
+    }
+
+    /// Gives the member `name` the value `value`, which is JSON. A member whose place
+    /// the layout does not know must not be there.
+    pub fn set(&mut self, name: &str, value: impl Into<Cow<'a, str>>) {
+        match self.layout.value(name) {
+            Some(range) => self.replace(range.clone(), value),
+            None => {
+                let comma = if self.members.is_empty() { "" } else { "," };
+                self.members.push_str(&format!("{comma}\"{name}\":{}", value.into()));
+            }
+        }
+    }
+
+    /// The same, where there is such a member.
+    pub fn set_if_given(&mut self, name: &str, value: impl Into<Cow<'a, str>>) {
+        if let Some(range) = self.layout.value(name) {
+            self.replace(range.clone(), value);
+        }
+    }
+
+    /// The body with all changes. They do not overlap.
+    pub fn apply(mut self, body: &[u8]) -> Bytes {
+        if !self.members.is_empty() {
+            if !self.layout.is_empty {
+                self.members.push(',');
+            }
+            let members = std::mem::take(&mut self.members);
+            self.replace(self.layout.start..self.layout.start, members);
+        }
+        self.changes.sort_by_key(|(range, _)| range.start);
+        let added: usize = self.changes.iter().map(|(_, text)| text.len()).sum();
+        let mut out = Vec::with_capacity(body.len() + added);
+        let mut at = 0;
+        for (range, text) in &self.changes {
+            out.extend_from_slice(body.get(at..range.start).unwrap_or_default());
+            out.extend_from_slice(text.as_bytes());
+            at = range.end;
+        }
+        out.extend_from_slice(body.get(at..).unwrap_or_default());
+        out.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_set_changes() {
+        let check = |why: &str, body: &str, sets: &[(&'static str, &'static str)], expected: &str| {
+            let members = members(body.as_bytes()).expect("an object");
+            let names: Vec<&'static str> = sets.iter().map(|(name, _)| *name).collect();
+            let layout = Layout::of(body.as_bytes(), &members, &names).expect("an object");
+            let mut splice = Splice::new(&layout);
+            sets.iter().for_each(|(name, value)| splice.set(name, *value));
+            assert_eq!(splice.apply(body.as_bytes()), expected, "{why}");
+        };
+        check("nothing", r#" {"a": 1e400}"#, &[], r#" {"a": 1e400}"#);
+        check("a new member", r#" { "a":1}"#, &[("b", "2")], r#" {"b":2, "a":1}"#);
+        check("two", r#"{"a":1}"#, &[("b", "2"), ("c", "3")], r#"{"b":2,"c":3,"a":1}"#);
+        check("into nothing", "{}", &[("b", "2")], r#"{"b":2}"#);
+        check("a value", r#"{"a": [1, {"b":0}],"b" : 5 }"#, &[("b", "2")], r#"{"a": [1, {"b":0}],"b" : 2 }"#);
+        check("the later of two", r#"{"b":1,"b":5}"#, &[("b", "2")], r#"{"b":1,"b":2}"#);
+        check("its key escaped", r#"{"\u0062":5}"#, &[("b", "2")], r#"{"\u0062":2}"#);
+        check(
+            "both, in any order",
+            r#"{"a":1,"b":2}"#,
+            &[("b", "x"), ("a", "y"), ("c", "z")],
+            r#"{"c":z,"a":y,"b":x}"#,
+        );
+    }
+}
