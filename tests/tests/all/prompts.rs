@@ -339,20 +339,31 @@ async fn a_large_picture_is_not_copied_twice() {
     const BYTES: usize = 20_000_000;
     let worker = sink().await;
     let address = worker.address.to_string();
-    let router = Router::start(Setup::in_turn(&[&address])).await;
-    let picture = |bytes: usize| {
-        let url = format!("data:image/png;base64,{}", "iVBORw0K".repeat(bytes / 8));
+    let url = |bytes: usize| format!("data:image/png;base64,{}", "iVBORw0K".repeat(bytes / 8));
+    let chat = |bytes| {
         let parts =
-            json!([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}]);
+            json!([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url(bytes)}}]);
         json!({"messages": [{"role": "user", "content": parts}]}).to_string()
     };
-    answered(&router, CHAT, picture(1000)).await;
-    let before = peak_kib(router.process.id());
-    let (answer, receipt) = answered(&router, CHAT, picture(BYTES)).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    assert!(receipt["candidates"][0]["images_seen"].is_number(), "{receipt}");
-    let grown = (peak_kib(router.process.id()) - before) * 1024;
-    assert!(grown < BYTES as u64 * 3 / 2, "{grown} bytes more for {BYTES}");
+    let list =
+        |bytes| json!({"messages": [{"role": "user", "content": "see"}], "images": [url(bytes)]}).to_string();
+    let response = |bytes| {
+        let parts =
+            json!([{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": url(bytes)}]);
+        json!({"input": [{"role": "user", "content": parts}]}).to_string()
+    };
+    let shapes: [(&str, &dyn Fn(usize) -> String); 3] =
+        [(CHAT, &chat), (CHAT, &list), ("/v1/responses", &response)];
+    for (at, (path, body)) in shapes.into_iter().enumerate() {
+        let router = Router::start(Setup::in_turn(&[&address])).await;
+        answered(&router, path, body(1000)).await;
+        let before = peak_kib(router.process.id());
+        let (answer, receipt) = answered(&router, path, body(BYTES)).await;
+        assert_eq!(answer.status, 200, "{at}: {}", answer.text());
+        assert_eq!(receipt["images"], 1, "{at}: {receipt}");
+        let grown = (peak_kib(router.process.id()) - before) * 1024;
+        assert!(grown < BYTES as u64 * 3 / 2, "{at}: {grown} bytes more for {BYTES}");
+    }
 }
 
 /// The most memory that a process has held.
