@@ -6,7 +6,8 @@
 //! second start. [`body`] reads requests within limits, [`prepared`] is what
 //! routing needs of them, [`arrival`] sees that each leaves a receipt; [`answer`]
 //! watches the stream; [`errors`] writes what clients read when something fails;
-//! [`headers`] knows which headers travel; [`forward`] hands workers the token ids.
+//! [`headers`] knows which headers travel; [`forward`] hands workers the token ids,
+//! and [`splice`] puts them, and tenants' salts, into the body.
 
 pub mod answer;
 pub mod arrival;
@@ -15,6 +16,7 @@ pub mod errors;
 pub mod forward;
 pub mod headers;
 pub mod prepared;
+pub mod splice;
 pub mod sse;
 pub mod upstream;
 
@@ -31,8 +33,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use kvrouter_core::ids::Role;
-use kvrouter_core::ids::WorkerId;
+use kvrouter_core::ids::{Role, Target, WorkerId};
 use kvrouter_core::policy::sessions::SessionKey;
 use kvrouter_core::receipts::ResultRecord;
 use serde_json::{Value, json};
@@ -41,11 +42,13 @@ use crate::fleet::{ServedModel, Worker};
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::route::{self, Ask, Routed, Unrouted};
+use crate::tenancy::{Tenancy, Tenant, takes_salt};
 use answer::Watch;
 use arrival::Arrival;
 use errors::ClientError;
 use forward::Forwardable;
-use prepared::prepare;
+use prepared::{Prepared, prepare};
+use splice::{Salting, splice};
 use upstream::{Upstream, UpstreamError};
 
 /// Attempts per request: one, and one more on another worker.
@@ -76,7 +79,9 @@ struct Inbound {
     body: body::Held,
     ask: Ask,
     /// Its ids, where workers may get them.
-    forwardable: Option<Forwardable>,
+    forwardable: Option<Arc<Forwardable>>,
+    /// Its tenant's salt, where it has one.
+    salting: Option<Salting>,
     /// The client wants server-sent events.
     streamed: bool,
 }
@@ -157,6 +162,7 @@ async fn inbound(
     let (parts, body) = request.into_parts();
     let path = forwardable(&parts)?;
     let session = session(app, &parts.headers)?;
+    let tenant = tenant(&app.pool, &parts.method, path.path(), &parts.headers)?;
     let limit = usize::try_from(app.pool.config.file.limits.request_body_bytes).unwrap_or(usize::MAX);
     if parts.headers.contains_key(header::EXPECT) && body.size_hint().lower() > limit as u64 {
         // The client has sent nothing yet, and need not.
@@ -164,12 +170,13 @@ async fn inbound(
     }
     let body = body::read(&app.bodies, body, limit).await?;
     let started = app.pool.clock.micros();
-    let prepared = prepare(&app.pool, endpoint, Arc::clone(request_id), body.bytes.clone()).await?;
+    let prepared = prepare(&app.pool, endpoint, Arc::clone(request_id), body.bytes.clone(), tenant).await?;
     let elapsed = app.pool.clock.micros() - started;
     app.pool.metrics.prompt_seconds.observe(elapsed as f64 / 1e6);
     let ask = Ask { session, ..prepared.ask };
-    let (forwardable, streamed) = (prepared.forwardable, prepared.streamed);
-    Ok(Inbound { method: parts.method, path, headers: parts.headers, body, ask, forwardable, streamed })
+    let Prepared { forwardable, salting, streamed, .. } = prepared;
+    let (method, headers) = (parts.method, parts.headers);
+    Ok(Inbound { method, path, headers, body, ask, forwardable, salting, streamed })
 }
 
 /// The path and query to forward to. `CONNECT` and `OPTIONS *` name none.
@@ -198,6 +205,17 @@ fn session(app: &App, headers: &HeaderMap) -> Result<Option<SessionKey>, ClientE
         (Some(id), None) => Ok(Some(SessionKey { id: id.into(), role: Role::Mixed })),
         _ => Err(ClientError::BadSession),
     }
+}
+
+/// Who sent a request, where tenants are kept apart.
+pub fn tenant(
+    pool: &Pool,
+    method: &Method,
+    path: &str,
+    headers: &HeaderMap,
+) -> Result<Option<Tenant>, ClientError> {
+    let of = |tenancy: &Tenancy| tenancy.tenant(method, path, headers);
+    pool.config.tenancy.as_ref().map_or(Ok(None), of)
 }
 
 /// Tries workers until one answers or the attempts are used up.
@@ -229,9 +247,10 @@ async fn attempts(app: &App, inbound: &Inbound, arrival: &mut Arrival) -> Respon
 }
 
 fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response {
-    let (status, reason, error) = match unrouted.overloaded {
-        true => (429, "overloaded", ClientError::Overloaded),
-        false => (503, "no_target", ClientError::NoWorker),
+    let (status, reason, error) = match (unrouted.overloaded, unrouted.follows_its_maker) {
+        (true, false) => (429, "overloaded", ClientError::Overloaded),
+        (true, true) => (429, "overloaded_maker", ClientError::MakerOverloaded),
+        (false, _) => (503, "no_target", ClientError::NoWorker),
     };
     let result = ResultRecord { status, failure: Some(reason.into()), ..ResultRecord::default() };
     app.pool.receipts.join(unrouted.receipt, result);
@@ -252,11 +271,11 @@ async fn wait_for_a_worker(app: &App, ask: &Ask) {
 
 /// One attempt: forward, and wait for the first byte of the answer.
 async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) -> Attempt {
-    let body = outbound_body(app, inbound, &routed.worker);
-    let request = outbound(inbound, body, &routed, attempt);
-    let worker = routed.worker.id.clone();
+    let (picked, target) = (Arc::clone(&routed.worker), routed.target.clone());
+    let worker = picked.id.clone();
     let mut watch = Watch::new(Arc::clone(&app.pool), routed, inbound.streamed);
-    let request = match request {
+    let body = outbound_body(app, inbound, &picked).await;
+    let request = match body.and_then(|body| outbound(inbound, body, &picked, &target, attempt)) {
         Ok(request) => request,
         Err(error) => {
             watch.fail(error.code());
@@ -322,12 +341,32 @@ async fn first_byte(
     answer.await
 }
 
-/// The client's bytes, with the token ids where the worker may have them.
-fn outbound_body(app: &App, inbound: &Inbound, worker: &Worker) -> Bytes {
-    let Some(forwardable) = &inbound.forwardable else { return inbound.body.bytes.clone() };
-    let (body, forwarding) = forwardable.splice(worker, &inbound.body.bytes);
-    app.pool.metrics.tokens.forwarded.with_label_values(&[forwarding.label()]).inc();
-    body
+/// The client's bytes, with its tenant's salt, and with the token ids where the
+/// worker may have them.
+async fn outbound_body(app: &App, inbound: &Inbound, worker: &Worker) -> Result<Bytes, ClientError> {
+    let mut edits = match &inbound.salting {
+        Some(salting) if !takes_salt(salting.endpoint, worker) => {
+            return Err(ClientError::NotApart { path: inbound.path.path().to_owned() });
+        }
+        Some(salting) => salting.edits.clone(),
+        None => Vec::new(),
+    };
+    if let Some(forwardable) = &inbound.forwardable {
+        let way = forwardable.way(worker);
+        let label = way.as_ref().map_or_else(|why| why.label(), |_| "forwarded");
+        app.pool.metrics.tokens.forwarded.with_label_values(&[label]).inc();
+        if let Ok(way) = way {
+            let permit = Arc::clone(&app.pool.cpu).acquire_owned().await;
+            let permit = permit.map_err(|_| ClientError::ShuttingDown)?;
+            let forwardable = Arc::clone(forwardable);
+            let write = move || {
+                let _permit = permit;
+                forwardable.edit(way)
+            };
+            edits.push(tokio::task::spawn_blocking(write).await.map_err(|_| ClientError::ShuttingDown)?);
+        }
+    }
+    Ok(splice(&inbound.body.bytes, edits))
 }
 
 /// The request as the worker gets it: `body`, the client's end-to-end headers,
@@ -335,11 +374,12 @@ fn outbound_body(app: &App, inbound: &Inbound, worker: &Worker) -> Bytes {
 fn outbound(
     inbound: &Inbound,
     body: Bytes,
-    routed: &Routed,
+    worker: &Worker,
+    target: &Target,
     attempt: u32,
 ) -> Result<Request<http_body_util::Full<Bytes>>, ClientError> {
     // From parts: as one text, a path of the longest allowed length would not fit.
-    let uri = Uri::builder().scheme("http").authority(routed.worker.id.as_str());
+    let uri = Uri::builder().scheme("http").authority(worker.id.as_str());
     let uri = uri.path_and_query(inbound.path.clone()).build().map_err(|_| ClientError::BadPath)?;
     let id = match attempt {
         1 => inbound.ask.request_id.to_string(),
@@ -351,8 +391,8 @@ fn outbound(
         headers::copy_end_to_end(&inbound.headers, all);
         headers::set(all, headers::REQUEST_ID, &id);
         all.remove(headers::DATA_PARALLEL_RANK);
-        if routed.worker.has_ranks() {
-            headers::set(all, headers::DATA_PARALLEL_RANK, &routed.target.rank.0.to_string());
+        if worker.has_ranks() {
+            headers::set(all, headers::DATA_PARALLEL_RANK, &target.rank.0.to_string());
         }
     }
     request.body(http_body_util::Full::new(body)).map_err(|_| ClientError::BadPath)

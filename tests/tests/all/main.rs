@@ -19,4 +19,5 @@ mod raw_worker;
 mod requests;
 mod routing;
 mod streams;
+mod tenancy;
 mod tokens;

@@ -158,6 +158,40 @@ async fn several_prompts_hit_one_by_one() {
     router.is_idle().await;
 }
 
+/// A hundred thousand prompts in one request: refused at once, with the limit's name; where the limit is higher, they
+/// are served.
+#[tokio::test]
+async fn very_many_prompts_are_refused_at_once() {
+    let worker = sink().await;
+    let address = worker.address.to_string();
+    let router = Router::start(Setup::in_turn(&[&address]).more("engine: SGLang")).await;
+    let lists = json!(vec![[1]; 100_000]);
+    let texts = json!(vec!["a"; 1025]);
+    for (path, body) in [
+        (COMPLETIONS, completion(lists.clone())),
+        (COMPLETIONS, completion(texts.clone())),
+        ("/generate", json!({"input_ids": lists})),
+        ("/generate", json!({"text": texts})),
+    ] {
+        let (answer, receipt) = answered(&router, path, body.to_string()).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        let error = answer.json().unwrap()["error"].clone();
+        assert_eq!(
+            (&error["code"], &receipt["result"]["failure"]),
+            (&json!("too_many_prompts"), &error["code"])
+        );
+        assert!(error["message"].as_str().unwrap().contains("limits.promptsPerRequest"), "{error}");
+    }
+    assert_eq!(worker.posts(), 0);
+    for most in [completion(json!(vec![[1]; 1024])), completion(json!(vec![1; 5000]))] {
+        assert_eq!(answered(&router, COMPLETIONS, most.to_string()).await.0.status, 200);
+    }
+    let setup = Setup::in_turn(&[&address]).more("limits: {promptsPerRequest: 100000}");
+    let router = Router::start(setup).await;
+    let (answer, receipt) = answered(&router, COMPLETIONS, completion(lists).to_string()).await;
+    assert_eq!((answer.status, &receipt["prompt_tokens"]), (200, &json!(100_000)), "{}", answer.text());
+}
+
 /// Case B05: where a body has ids and text, ids are the prompt.
 #[tokio::test]
 async fn ids_win_over_text() {
