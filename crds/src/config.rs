@@ -67,6 +67,9 @@ pub struct RouterConfig {
     /// bridges of a pool need the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity_seed_file: Option<PathBuf>,
+    /// Whose prompts are kept apart; absent: nobody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenancy: Option<Tenancy>,
     /// File with the bearer token that the admin port requires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin_token_file: Option<PathBuf>,
@@ -175,6 +178,54 @@ pub struct LiveSettings {
     /// belongs to two pools and is not picked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub foreign_selectors: Vec<BTreeMap<String, String>>,
+}
+
+/// Keeps the cached prompts of tenants apart: each has a cache salt of its own,
+/// at the engines too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tenancy {
+    /// The header that names a request's tenant.
+    #[serde(default = "default_tenant_header")]
+    pub header: String,
+    /// File with the secret that keys the salts. Another secret makes all views
+    /// cold, nothing worse.
+    pub salt_secret_file: PathBuf,
+    /// What becomes of a request without the header.
+    #[serde(default)]
+    pub without_header: WithoutHeader,
+}
+
+/// The header that names a request's tenant unless settings say otherwise.
+pub const DEFAULT_TENANT_HEADER: &str = "X-Tenant";
+
+/// Headers that cannot name a tenant: they speak of one connection, or the router
+/// writes them itself. In lower case.
+pub const NO_TENANT_HEADERS: [&str; 14] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-data-parallel-rank",
+    "x-request-id",
+];
+
+/// What becomes of a request that names no tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum WithoutHeader {
+    /// It is refused, where it has a prompt.
+    #[default]
+    Refuse,
+    /// It shares its cached prompts with all others that name none.
+    Share,
 }
 
 /// What happens to a worker whose page size differs from the others' or does
@@ -579,6 +630,19 @@ pub struct Limits {
     pub receipts: u64,
     /// Memory for token ids and block hashes of prompts seen before; 0: none.
     pub prompt_cache_bytes: u64,
+    /// Most prompts in one request.
+    // Left out where it is the default, so that routers of earlier releases read the file.
+    #[serde(skip_serializing_if = "is_default_prompts")]
+    pub prompts_per_request: u64,
+}
+
+/// Most prompts in one request unless settings say otherwise. Each is looked up by
+/// itself.
+const DEFAULT_PROMPTS: u64 = 1024;
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+const fn is_default_prompts(prompts: &u64) -> bool {
+    *prompts == DEFAULT_PROMPTS
 }
 
 impl Default for Limits {
@@ -592,6 +656,7 @@ impl Default for Limits {
             drain_timeout_seconds: 120,
             receipts: 4096,
             prompt_cache_bytes: 256 << 20,
+            prompts_per_request: DEFAULT_PROMPTS,
         }
     }
 }
@@ -730,6 +795,10 @@ const fn default_image_weight() -> f64 {
 
 const fn default_weight() -> f64 {
     1.0
+}
+
+fn default_tenant_header() -> String {
+    DEFAULT_TENANT_HEADER.to_owned()
 }
 
 fn default_name() -> String {

@@ -15,9 +15,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{
-    DEFAULT_IMAGE_WEIGHT, DecodeInputDemand, ForwardTokenIds, Freshness, LoadWeights, OverlapWeights,
-    Overload, Policy, PrefillGuardRelease, SessionAffinity, Switch, TierCredits,
+    DEFAULT_IMAGE_WEIGHT, DEFAULT_TENANT_HEADER, DecodeInputDemand, ForwardTokenIds, Freshness, LoadWeights,
+    OverlapWeights, Overload, Policy, PrefillGuardRelease, SessionAffinity, Switch, TierCredits,
+    WithoutHeader,
 };
+use crate::pool::SecretKeyRef;
 
 /// The routers in front of one pool.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -111,6 +113,9 @@ pub struct KvRouterSpec {
     /// Whether workers get the token ids of their prompts.
     #[serde(default)]
     pub forward_token_ids: ForwardTokenIds,
+    /// Whose prompts are kept apart. Absent: nobody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenancy: Option<TenancySpec>,
     /// The router's image. Absent: the operator's release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
@@ -131,6 +136,25 @@ pub struct KvRouterSpec {
     /// The Service in front of the routers.
     #[serde(default)]
     pub service: ServiceSpec,
+}
+
+/// Keeps the cached prompts of tenants apart: each has a cache salt of its own,
+/// at the engines too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TenancySpec {
+    /// The header that names a request's tenant.
+    #[serde(default = "default_tenant_header")]
+    #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9_-]+$')").message("must be letters, digits, - and _"))]
+    #[x_kube(validation = Rule::new("!(self.lowerAscii() in ['connection', 'content-length', 'expect', 'host', 'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'proxy-connection', 'te', 'trailer', 'transfer-encoding', 'upgrade', 'x-data-parallel-rank', 'x-request-id'])")
+        .message("is about one connection or written by the router, so it cannot name a tenant: choose another header"))]
+    #[schemars(length(min = 1, max = 64))]
+    pub header: String,
+    /// Secret that keys the salts; routers mount it. At least 16 bytes.
+    pub salt_secret_ref: SecretKeyRef,
+    /// What becomes of a request without the header.
+    #[serde(default)]
+    pub without_header: WithoutHeader,
 }
 
 /// A pool in the same namespace.
@@ -277,6 +301,10 @@ fn opaque_list(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         "type": "array", "maxItems": 16, "description": "As in a pod.",
         "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
     })
+}
+
+fn default_tenant_header() -> String {
+    DEFAULT_TENANT_HEADER.to_owned()
 }
 
 const fn default_replicas() -> i32 {

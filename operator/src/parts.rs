@@ -15,6 +15,8 @@ pub const USER: i64 = 65532;
 pub const CREDENTIALS_FOLDER: &str = "/etc/kvrouter-nats";
 /// Folder of the identity seed.
 pub const IDENTITY_FOLDER: &str = "/etc/kvrouter-identity";
+/// Folder of the secret that keys tenants' salts.
+pub const TENANCY_FOLDER: &str = "/etc/kvrouter-tenancy";
 
 /// Volumes of a pod, and where its container has them.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use http::HeaderName;
 use kvrouter_core::policy::decode_demand::{DecodeDemand, DemandMode};
 use kvrouter_core::policy::sessions::SessionMode;
 use kvrouter_core::policy::shadow::PolicySet;
@@ -29,6 +30,7 @@ use kvrouter_crds::config::{
 };
 
 use crate::feed::zmtp::Endpoint;
+use crate::tenancy::{MIN_SECRET, Tenancy};
 use checks::{Checked, Complaint, check, check_live, check_version, complain};
 pub use checks::{is_dns_label, is_subject_prefix, worker_id};
 
@@ -270,6 +272,8 @@ pub struct ServeConfig {
     pub render_check: Duration,
     /// Secret that keys all block hashes; empty without one.
     pub identity_seed: Vec<u8>,
+    /// How tenants are told from each other; `None` where they are not.
+    pub tenancy: Option<Tenancy>,
     /// Token that the admin port requires.
     pub admin_token: Option<String>,
 }
@@ -353,6 +357,7 @@ impl ServeConfig {
             let message = "names an empty file; put a token in it".to_owned();
             return Err(Complaint { field: "adminTokenFile".into(), message }.at(path, &text));
         }
+        let tenancy = file.tenancy.as_ref().map(|tenancy| load_tenancy(tenancy, path, &text)).transpose()?;
         let (live_path, flags) = (flags.live_config.clone(), flags.clone());
         let relist = Duration::from_secs(flags.relist_seconds);
         let render_check = Duration::from_secs(flags.render_check_seconds);
@@ -366,6 +371,7 @@ impl ServeConfig {
             relist,
             render_check,
             identity_seed,
+            tenancy,
             admin_token,
             file,
             digest,
@@ -619,6 +625,19 @@ fn read(path: &Path) -> Result<String, ConfigError> {
 pub fn read_secret(path: &Path) -> Result<String, ConfigError> {
     let text = read(path)?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+/// Tenancy with the secret from its file. The file of settings is `path`, with `text`.
+fn load_tenancy(tenancy: &file::Tenancy, path: &Path, text: &str) -> Result<Tenancy, ConfigError> {
+    let secret = read_secret(&tenancy.salt_secret_file)?;
+    let complaint = |field: &str, message: String| Complaint { field: field.into(), message }.at(path, text);
+    if secret.len() < MIN_SECRET {
+        let message = format!("names a file with fewer than {MIN_SECRET} bytes; put a longer secret in it");
+        return Err(complaint("tenancy.saltSecretFile", message));
+    }
+    let header = HeaderName::from_bytes(tenancy.header.as_bytes());
+    let header = header.map_err(|_| complaint("tenancy.header", checks::NO_HEADER.to_owned()))?;
+    Ok(Tenancy::new(header, tenancy.without_header, secret.as_bytes()))
 }
 
 /// Live settings come from one place.

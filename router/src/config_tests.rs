@@ -379,6 +379,38 @@ fn forwarding_is_off_unless_asked_for_and_its_flag_beats_both_files() {
     assert_eq!(of("", &["--render-check-seconds", "5"]).render_check, Duration::from_secs(5));
 }
 
+#[test]
+fn tenancy_has_a_header_and_a_secret_that_is_long_enough() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |content: &str| {
+        let path = folder.path().join("salt");
+        std::fs::write(&path, content).expect("it is written");
+        path.display().to_string()
+    };
+    let of = |fields: &str| load(&format!("{GOOD}tenancy: {{{fields}}}\n"), &[]);
+    assert!(load(GOOD, &[]).expect("good").tenancy.is_none());
+    let secret = file("16 bytes, a line\n");
+    let good = of(&format!("saltSecretFile: {secret}")).expect("good");
+    assert!(good.tenancy.is_some());
+    let file_of = good.file.tenancy.expect("as in the file");
+    assert_eq!((&*file_of.header, file_of.without_header), ("X-Tenant", file::WithoutHeader::Refuse));
+    for (fields, complaint) in [
+        (format!("saltSecretFile: {secret}, header: a b"), "tenancy.header: is no name of a header"),
+        (format!("saltSecretFile: {secret}, header: \"\""), "tenancy.header: is no name of a header"),
+        (format!("saltSecretFile: {secret}, header: Host"), "tenancy.header: is about one connection"),
+        (format!("saltSecretFile: {secret}, withoutHeader: no"), "tenancy.withoutHeader"),
+        (format!("saltSecretFile: {secret}, other: 1"), "unknown field `other`"),
+        ("header: X-Tenant".to_owned(), "missing field `saltSecretFile`"),
+        (format!("saltSecretFile: {secret}x"), "check that it exists"),
+    ] {
+        let error = of(&fields).expect_err(&fields).to_string();
+        assert!(error.contains(complaint), "{fields}: {error}");
+    }
+    let short = file("15 bytes, a lin\n");
+    let error = of(&format!("saltSecretFile: {short}")).expect_err("too short").to_string();
+    assert!(error.contains("tenancy.saltSecretFile: names a file with fewer than 16 bytes"), "{error}");
+}
+
 /// The file's defaults and the core's are written down in two crates, which must not know each
 /// other; a file that says nothing must mean the core's.
 #[test]

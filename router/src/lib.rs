@@ -5,7 +5,7 @@
 //! [`fleet`] knows the workers, [`feed`] brings their cache events, [`admin`]
 //! answers people and probes, [`pool`] is what they share. [`listen`] accepts
 //! connections, [`live`] takes over settings, [`receipts`] keeps what was decided, [`replay`]
-//! repeats it. [`clock`] is the only file that asks for the time.
+//! repeats it. [`tenancy`] keeps tenants' prompts apart. [`clock`] is the only file that asks for the time.
 
 pub mod admin;
 pub mod clock;
@@ -28,6 +28,7 @@ pub mod responses;
 pub mod route;
 pub mod serve;
 pub mod study;
+pub mod tenancy;
 
 /// An error and its causes, as one line for a log.
 pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {

@@ -237,6 +237,8 @@ pub struct Unrouted {
     pub receipt: ReceiptNumber,
     /// Whether there were workers, all over their hard cap.
     pub overloaded: bool,
+    /// Whether only the worker that made the response to go on from stood for choice.
+    pub follows_its_maker: bool,
 }
 
 /// Picks a ready worker outside `excluded`, books the request there and files
@@ -277,7 +279,8 @@ fn pick_in(
             count(pool, ask, settings.policy, Outcome::NoTarget, None);
             let draft = Draft { field: Some(field), turn: nobody.turn.as_ref(), ..draft };
             let receipt = pool.receipts.file(draft.encode_over(spare.take()), None).number;
-            return Err(Unrouted { receipt, overloaded: nobody.overloaded });
+            let follows_its_maker = maker.is_some();
+            return Err(Unrouted { receipt, overloaded: nobody.overloaded, follows_its_maker });
         }
     };
     let choice = &pick.choice;

@@ -1,7 +1,9 @@
 //! What a router consists of: names, limits, and what rolls its pods.
 
+use std::path::PathBuf;
+
 use kvrouter_crds::InferencePool;
-use kvrouter_crds::config::{LiveSettings, RouterConfig};
+use kvrouter_crds::config::{LiveSettings, RouterConfig, WithoutHeader};
 use serde_json::{Value, json};
 
 use super::*;
@@ -22,6 +24,7 @@ fn both_settings_are_what_the_types_read() {
     let spec = json!({
         "policy": "KvAware", "overlapWeights": {"default": 2.5, "decode": 1}, "imageWeight": 7,
         "shadowPolicies": ["LMetric"], "inFlightCredit": "Disabled", "forwardTokenIds": "WhenConfirmed",
+        "tenancy": {"header": "X-Team", "saltSecretRef": {"name": "t", "key": "salt"}},
     });
     let nats = json!({"url": "tls://n:4222", "credentialsSecretRef": {"name": "c", "key": "user.creds"}});
     let pool = pool(json!({
@@ -40,6 +43,9 @@ fn both_settings_are_what_the_types_read() {
     let nats = start.kv_events.nats.expect("a broker");
     assert_eq!(nats.credentials_file, Some("/etc/kvrouter-nats/user.creds".into()));
     assert_eq!(start.identity_seed_file, Some("/etc/kvrouter-identity/seed".into()));
+    let tenancy = start.tenancy.expect("tenants");
+    assert_eq!((tenancy.header.as_str(), tenancy.without_header), ("X-Team", WithoutHeader::Refuse));
+    assert_eq!(tenancy.salt_secret_file, PathBuf::from("/etc/kvrouter-tenancy/salt"));
     let kubernetes = start.discovery.kubernetes.expect("pods");
     assert_eq!(kubernetes.live_settings_config_map.as_deref(), Some("chat-router-live"));
     assert_eq!((kubernetes.namespace.as_str(), kubernetes.target_ports), ("models", vec![8000]));
@@ -83,6 +89,9 @@ fn only_start_settings_roll_the_pods() {
         (template(&before), true),
         "parity"
     );
+    let secret = json!({"tenancy": {"saltSecretRef": {"name": "t", "key": "salt"}}});
+    let tenants = built(secret, pool(json!({})));
+    assert_ne!(template(&tenants), template(&before), "tenants");
     for (why, change) in [
         ("block", json!({"blockSize": 32})),
         ("model", json!({"model": {"name": "other"}})),

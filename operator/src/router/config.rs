@@ -10,12 +10,12 @@ use kvrouter_crds::config::{
     DEFAULT_IMAGE_WEIGHT, DecodeInputDemand, Discovery, DiscoveryBackend, ForwardTokenIds, Freshness,
     KubernetesDiscovery, KvEvents, Limits, Listen, LiveSettings, Model, Nats, OverlapWeights, Overload,
     PageSizePolicy, Policy, PoolName, PrefillGuardRelease, RoleSelector, RouterConfig, SCHEMA_VERSION,
-    SessionAffinity, Switch, TierCredits, Tokenizer,
+    SessionAffinity, Switch, Tenancy, TierCredits, Tokenizer,
 };
 use kvrouter_crds::pool::{SecretKeyRef, TokenizerSource};
 
 use super::validate::ValidRouter;
-use crate::parts::{CREDENTIALS_FOLDER, IDENTITY_FOLDER};
+use crate::parts::{CREDENTIALS_FOLDER, IDENTITY_FOLDER, TENANCY_FOLDER};
 
 /// Where the start settings are mounted.
 pub const SETTINGS_FOLDER: &str = "/etc/kvrouter";
@@ -60,6 +60,11 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
             .identity_seed_secret_ref
             .as_ref()
             .map(|secret| file(IDENTITY_FOLDER, secret)),
+        tenancy: router.spec.tenancy.as_ref().map(|tenancy| Tenancy {
+            header: tenancy.header.clone(),
+            salt_secret_file: file(TENANCY_FOLDER, &tenancy.salt_secret_ref),
+            without_header: tenancy.without_header,
+        }),
         admin_token_file: None,
         limits: Limits::default(),
         policy: Policy::default(),

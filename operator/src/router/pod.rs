@@ -17,8 +17,8 @@ use super::config::{SETTINGS_FOLDER, TOKENIZER_FOLDER};
 use super::validate::ValidRouter;
 use crate::config::ChildFlags;
 use crate::parts::{
-    Access, CREDENTIALS_FOLDER, IDENTITY_FOLDER, Mounts, USER, resources, seccomp_profile, security_context,
-    variable,
+    Access, CREDENTIALS_FOLDER, IDENTITY_FOLDER, Mounts, TENANCY_FOLDER, USER, resources, seccomp_profile,
+    security_context, variable,
 };
 
 /// Annotation of router pods: digest of the start settings. Another one replaces the pods.
@@ -158,6 +158,8 @@ fn mounts(router: &ValidRouter, start_settings_name: &str) -> Mounts {
     mounts.add(scratch, "/tmp", Access::Write);
     mounts.add_secret("nats", credentials, CREDENTIALS_FOLDER);
     mounts.add_secret("identity", router.pool.identity_seed_secret_ref.as_ref(), IDENTITY_FOLDER);
+    let tenancy = router.spec.tenancy.as_ref().map(|tenancy| &tenancy.salt_secret_ref);
+    mounts.add_secret("tenancy", tenancy, TENANCY_FOLDER);
     if let Some(tokenizer) = router.pool.model.tokenizer.as_ref().and_then(tokenizer) {
         mounts.add(tokenizer, TOKENIZER_FOLDER, Access::Read);
     }

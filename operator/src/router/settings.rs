@@ -143,12 +143,11 @@ pub fn rendering(pool: &InferencePoolSpec, router: &str, pods: &[RouterPod], now
     if let Some((finding, blamed)) = found {
         return Seen { type_, finding, pace: Pace::AfterWindow, blamed };
     }
-    over_reports(type_, router, pods, now, |pod, report| not_compared(router, pod, report)).unwrap_or_else(
-        || {
-            let message = "Every engine makes the tokens that every router makes.";
-            Seen::afar(type_, Finding::holds(Reason::RenderConfirmed, message))
-        },
-    )
+    let failure = |pod: &str, report: &HealthReport| not_compared(pool, router, pod, report);
+    over_reports(type_, router, pods, now, failure).unwrap_or_else(|| {
+        let message = "Every engine makes the tokens that every router makes.";
+        Seen::afar(type_, Finding::holds(Reason::RenderConfirmed, message))
+    })
 }
 
 /// Ready workers and what a router knows of their tokens, where it is `parity`.
@@ -178,10 +177,15 @@ fn diverged(router: &str, pod: &str, report: &HealthReport) -> Option<(Finding, 
 }
 
 /// Workers of which the router does not know whether they make its tokens.
-fn not_compared(router: &str, pod: &str, report: &HealthReport) -> Option<(Finding, BTreeSet<String>)> {
+fn not_compared(
+    pool: &InferencePoolSpec,
+    router: &str,
+    pod: &str,
+    report: &HealthReport,
+) -> Option<(Finding, BTreeSet<String>)> {
     let mut ready = report.workers.iter().filter(|worker| worker.ready).peekable();
     if ready.peek().is_none() {
-        return Some(no_workers(router, report));
+        return Some(no_workers(pool, router, report));
     }
     if ready.any(|worker| worker.rendering.is_none()) {
         let message = format!(
@@ -221,11 +225,15 @@ fn not_compared(router: &str, pod: &str, report: &HealthReport) -> Option<(Findi
     Some((finding, blamed))
 }
 
-fn no_workers(router: &str, report: &HealthReport) -> (Finding, BTreeSet<String>) {
-    let message = format!(
-        "Router {router} has no worker that is ready{}; look at the pool's pods.",
-        why_not_ready(report)
-    );
+fn no_workers(pool: &InferencePoolSpec, router: &str, report: &HealthReport) -> (Finding, BTreeSet<String>) {
+    let next = match report.workers.iter().find(|worker| !worker.ready) {
+        Some(first) if first.reason == "other_model" => format!(
+            "its /v1/models does not list {}: correct spec.model.name of the pool, or the name that the engines serve",
+            pool.model.name
+        ),
+        _ => "look at the pool's pods".to_owned(),
+    };
+    let message = format!("Router {router} has no worker that is ready{}; {next}.", why_not_ready(report));
     (Finding::unknown(Reason::NoWorkers, message), BTreeSet::new())
 }
 
@@ -236,9 +244,9 @@ pub fn index(pool: &InferencePoolSpec, router: &str, pods: &[RouterPod], now: Ti
         let message = "The pool wants no cache events, so there is no index.";
         return Seen::certain(type_, Finding::holds(Reason::Disabled, message));
     }
-    over_reports(type_, router, pods, now, |pod, report| cold(router, pod, report)).unwrap_or_else(|| {
-        Seen::afar(type_, Finding::holds(Reason::Warm, "Every router knows what every engine holds."))
-    })
+    over_reports(type_, router, pods, now, |pod, report| cold(pool, router, pod, report)).unwrap_or_else(
+        || Seen::afar(type_, Finding::holds(Reason::Warm, "Every router knows what every engine holds.")),
+    )
 }
 
 /// What `Degraded` should say because prefill or decode workers have nobody to
@@ -291,10 +299,15 @@ const COLD: &[(&[&str], Reason, &str)] = &[
     ),
 ];
 
-fn cold(router: &str, pod: &str, report: &HealthReport) -> Option<(Finding, BTreeSet<String>)> {
+fn cold(
+    pool: &InferencePoolSpec,
+    router: &str,
+    pod: &str,
+    report: &HealthReport,
+) -> Option<(Finding, BTreeSet<String>)> {
     let ready: Vec<&WorkerHealth> = report.workers.iter().filter(|worker| worker.ready).collect();
     if ready.is_empty() {
-        return Some(no_workers(router, report));
+        return Some(no_workers(pool, router, report));
     }
     COLD.iter().find_map(|(labels, reason, text)| {
         let is_so = |worker: &&&WorkerHealth| {

@@ -410,7 +410,10 @@ fn tokenizer_and_index_are_told_by_the_reports() {
     heard("silence").check("events are the reason", ConditionType::Degraded, ("True", "NoPublishers"), &[]);
     let down =
         World::new().reporting(&[worker("a", json!({"ready": false, "reason": "no_model"}))], json!({}));
-    down.check("nobody", index, ("Unknown", "NoWorkers"), &["a: no_model"]);
+    down.check("nobody", index, ("Unknown", "NoWorkers"), &["a: no_model", "pods."]);
+    let other = worker("a", json!({"ready": false, "reason": "other_model"}));
+    let other = World::new().reporting(&[other], json!({}));
+    other.check("another name", index, ("Unknown", "NoWorkers"), &["list Qwen/Qwen3-8B", "spec.model.name"]);
     let off = World::of(json!({}), pool(json!({"kvEvents": {"transport": "None"}})));
     off.check("no events", index, ("True", "Disabled"), &[]);
 }

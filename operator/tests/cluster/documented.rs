@@ -378,7 +378,7 @@ const CONDITIONS: &[(&str, Arrange)] = &[
     ("a `tokenizer` folder without `tokenizer.json`", |world| {
         let tokenizer = json!({"spec": {"model": {"tokenizer": {"path": "/models/qwen"}}}});
         // As the router says it.
-        let message = "failed to read /models/qwen/tokenizer.json: cannot read /models/qwen/tokenizer.json: No such file or directory (os error 2): No such file or directory (os error 2)";
+        let message = "failed to read /models/qwen/tokenizer.json: No such file or directory (os error 2)";
         reporting(world, tokenizer, move |said| {
             said["tokenizer"] = json!({"ready": false, "message": message})
         })

@@ -15,7 +15,7 @@ use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::{StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
 use kvrouter_core::ids::Role;
 use kvrouter_core::json::canonical_json;
 use kvrouter_core::receipts::Receipt;
@@ -26,9 +26,9 @@ use serde_json::{Value, json};
 use crate::page::Guard;
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
-use crate::proxy::errors;
 use crate::proxy::pd;
 use crate::proxy::prepared::prepare_blocking;
+use crate::proxy::{self, errors};
 use crate::route;
 
 /// Receipts in one answer unless asked otherwise, and at most.
@@ -147,9 +147,14 @@ async fn workers(State(pool): State<Arc<Pool>>) -> Response {
 async fn explain(
     State(pool): State<Arc<Pool>>,
     Query(query): Query<HashMap<String, String>>,
+    headers: HeaderMap,
     body: Bytes,
 ) -> Response {
     let path = query.get("path").map_or("/v1/chat/completions", String::as_str);
+    let tenant = match proxy::tenant(&pool, &Method::POST, path, &headers) {
+        Ok(tenant) => tenant,
+        Err(error) => return error.into_response(),
+    };
     let endpoint = Endpoint::of(path);
     let role = match query.get("role").map(String::as_str) {
         None | Some("mixed") => Role::Mixed,
@@ -164,7 +169,7 @@ async fn explain(
         }
     };
     let work = move || {
-        let mut ask = prepare_blocking(&pool, endpoint, "explain".into(), &body)?.ask;
+        let mut ask = prepare_blocking(&pool, endpoint, "explain".into(), &body, tenant)?.ask;
         match pd::standing(&pool, ask.adapter.as_deref()).filter(|_| role != Role::Mixed) {
             Some(protocol) => ask = ask.part(role, protocol),
             None => ask.role = role,

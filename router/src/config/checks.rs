@@ -48,16 +48,33 @@ pub(super) fn check(file: &RouterConfig) -> Checked {
     check_sessions(&file.session_affinity)?;
     check_demand(&file.decode_input_demand, kind_of(file.policy))?;
     check_receipt_files(file.receipt_files.as_ref())?;
+    check_tenancy(file.tenancy.as_ref())?;
     let limits = [
         ("limits.requestBodyBytes", file.limits.request_body_bytes),
         ("limits.connectTimeoutSeconds", file.limits.connect_timeout_seconds),
         ("limits.firstByteTimeoutSeconds", file.limits.first_byte_timeout_seconds),
         ("limits.receipts", file.limits.receipts),
+        ("limits.promptsPerRequest", file.limits.prompts_per_request),
     ];
     match limits.iter().find(|(_, limit)| *limit == 0) {
         Some((field, _)) => complain(*field, "must be at least 1"),
         None => Ok(()),
     }
+}
+
+/// What is no name of a header.
+pub(super) const NO_HEADER: &str = "is no name of a header; write one such as X-Tenant";
+
+fn check_tenancy(tenancy: Option<&file::Tenancy>) -> Checked {
+    let Some(tenancy) = tenancy else { return Ok(()) };
+    if http::HeaderName::from_bytes(tenancy.header.as_bytes()).is_err() {
+        return complain("tenancy.header", NO_HEADER);
+    }
+    if file::NO_TENANT_HEADERS.contains(&tenancy.header.to_ascii_lowercase().as_str()) {
+        let message = "is about one connection or written by the router, so it cannot name a tenant; choose another header";
+        return complain("tenancy.header", message);
+    }
+    Ok(())
 }
 
 fn check_receipt_files(files: Option<&file::ReceiptFiles>) -> Checked {

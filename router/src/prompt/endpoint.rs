@@ -126,6 +126,19 @@ pub fn content(
     Ok(Content::Chat(Box::new(chat)))
 }
 
+/// How many prompts `body` has, where a body may have several: a list, unless it is
+/// one of token ids.
+pub fn prompts_in(endpoint: Endpoint, body: &Value) -> usize {
+    let names: &[&str] = match endpoint {
+        Endpoint::Completions => &["prompt"],
+        Endpoint::Generate => &["input_ids", "text"],
+        _ => &[],
+    };
+    let lists = names.iter().filter_map(|name| body.get(*name).and_then(Value::as_array));
+    let several = lists.filter(|list| !list.first().is_some_and(Value::is_number));
+    several.map(Vec::len).max().unwrap_or(1)
+}
+
 /// Whether the engine computes the whole prompt, whatever it holds: it wants
 /// the log-probabilities of prompt tokens.
 pub fn bypasses_cache(body: &Value) -> bool {

@@ -39,7 +39,8 @@ pub fn short(reference: &str) -> Cow<'_, str> {
 pub fn keys(body: &Body) -> Vec<ImageKey> {
     let mut keys = Vec::new();
     let of_chat = body.messages.iter().flatten().map(|message| message.get("content"));
-    let of_others = list(body.fields.get("messages")).iter().map(|message| message.get("content"));
+    let others = ["messages", "input"].into_iter().flat_map(|name| list(body.fields.get(name)));
+    let of_others = others.map(|message| message.get("content"));
     for content in of_chat.chain(of_others) {
         list(content).iter().for_each(|part| part_keys(part, &mut keys));
     }

@@ -37,6 +37,15 @@ enum Field {
     Other(Value),
 }
 
+impl Messages {
+    fn into_json(self) -> Value {
+        match self {
+            Self::List(messages) => messages.into_iter().map(Message::into_json).collect(),
+            Self::Other(value) => value,
+        }
+    }
+}
+
 impl From<Value> for Messages {
     fn from(value: Value) -> Self {
         Self::Other(value)
@@ -101,7 +110,12 @@ impl<'de> Deserialize<'de> for ReadBody {
                 let mut body = ReadBody { fields: Map::new(), messages: None };
                 while let Some(name) = map.next_key::<String>()? {
                     if name != "messages" {
-                        let value = map.next_value()?;
+                        let value = match name.as_str() {
+                            "images" => map.next_value::<Reference>()?.0,
+                            // Of `/v1/responses`: messages, and more.
+                            "input" => map.next_value::<Messages>()?.into_json(),
+                            _ => map.next_value()?,
+                        };
                         body.fields.insert(name, value);
                         continue;
                     }
@@ -344,8 +358,12 @@ impl<'de> Deserialize<'de> for Reference {
                 Ok(Reference(Value::from(media::short(text).into_owned())))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Reference, A::Error> {
-                Value::deserialize(SeqAccessDeserializer::new(list)).map(Reference)
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Reference, A::Error> {
+                let mut references = Vec::new();
+                while let Some(Reference(reference)) = list.next_element()? {
+                    references.push(reference);
+                }
+                Ok(Reference(Value::Array(references)))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Reference, A::Error> {

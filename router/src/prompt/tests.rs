@@ -248,4 +248,10 @@ fn a_tokenizer_that_is_cut_off_is_an_error_with_the_reason() {
     std::fs::write(cut.path().join("tokenizer.json"), &whole[..whole.len() / 2]).expect("written");
     let error = Prompter::load(cut.path(), ROOM, 1).expect_err("it must not load");
     assert!(crate::chain(&error).contains("tokenizer.json"), "{}", crate::chain(&error));
+    let absent = tempfile::tempdir().expect("a folder");
+    let absent = Prompter::load(absent.path(), ROOM, 1).expect_err("it must not load");
+    for (error, cause) in [(error, "not JSON"), (absent, "No such file")] {
+        let told = crate::chain(&error);
+        assert_eq!(told.matches(cause).count(), 1, "the cause, once: {told}");
+    }
 }

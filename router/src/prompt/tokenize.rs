@@ -49,14 +49,14 @@ impl std::fmt::Debug for Tokenizer {
 /// Why a tokenizer was not loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The file cannot be read or upgraded.
+    /// The file cannot be read.
     #[error("failed to read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// What was wrong.
         #[source]
-        source: tokenizers::ConvertError,
+        source: std::io::Error,
     },
     /// The file describes no tokenizer that is supported.
     #[error("failed to build the tokenizer of {}: {message}", path.display())]
@@ -80,10 +80,12 @@ impl Tokenizer {
     /// Loads `tokenizer.json` from `folder`, upgrading older files on the fly.
     pub fn load(folder: &Path) -> Result<Self, LoadError> {
         let path = folder.join("tokenizer.json");
-        let canonical = tokenizers::canonicalize_file(&path)
-            .map_err(|source| LoadError::Read { path: path.clone(), source })?;
-        let pipeline = tokenizers::from_json(&canonical)
-            .map_err(|error| LoadError::Build { path, message: error.to_string() })?;
+        let text = std::fs::read_to_string(&path);
+        let text = text.map_err(|source| LoadError::Read { path: path.clone(), source })?;
+        // Their errors repeat their causes, so the text is all that is kept of them.
+        let build = |message: String| LoadError::Build { path: path.clone(), message };
+        let canonical = tokenizers::canonicalize_str(&text).map_err(|error| build(error.to_string()))?;
+        let pipeline = tokenizers::from_json(&canonical).map_err(|error| build(error.to_string()))?;
         let added = pipeline.get_added_vocabulary().get_added_tokens_decoder();
         let begins_alone = |text: &str| {
             text.chars().next().is_some_and(|first| {

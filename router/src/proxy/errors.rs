@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use kvrouter_core::ids::WorkerId;
 use serde_json::{Value, json};
 
@@ -59,10 +59,36 @@ pub enum ClientError {
         /// Why.
         reason: Indivisible,
     },
+    /// The body has more prompts than the limit.
+    TooManyPrompts {
+        /// How many it has.
+        found: usize,
+        /// The limit.
+        limit: u64,
+    },
+    /// The tenant's header is repeated, empty or too long.
+    BadTenant {
+        /// The header.
+        header: HeaderName,
+    },
+    /// The request names no tenant, and must.
+    NoTenant {
+        /// The header.
+        header: HeaderName,
+    },
+    /// What is cached of the request could not be kept apart from other tenants'.
+    NotApart {
+        /// Where it was sent.
+        path: String,
+    },
+    /// `cache_salt` is no string.
+    SaltNotText,
     /// No worker is ready.
     NoWorker,
     /// All workers are over their hard cap.
     Overloaded,
+    /// The worker that made the response to go on from is over its hard cap.
+    MakerOverloaded,
     /// All attempts failed before a first byte.
     WorkerFailed {
         /// The last one tried.
@@ -88,7 +114,9 @@ impl ClientError {
             Self::NotJson { .. } | Self::NotAnObject | Self::ModelNotText => StatusCode::BAD_REQUEST,
             Self::BodyUnreadable | Self::BadPath | Self::BadSession => StatusCode::BAD_REQUEST,
             Self::Indivisible { .. } => StatusCode::BAD_REQUEST,
-            Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooManyPrompts { .. } | Self::SaltNotText => StatusCode::BAD_REQUEST,
+            Self::BadTenant { .. } | Self::NoTenant { .. } | Self::NotApart { .. } => StatusCode::BAD_REQUEST,
+            Self::Overloaded | Self::MakerOverloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::UnknownModel { .. } => StatusCode::NOT_FOUND,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
@@ -114,8 +142,14 @@ impl ClientError {
             Self::BadPath => "bad_path",
             Self::BadSession => "invalid_session_id",
             Self::Indivisible { .. } => "not_divisible",
+            Self::TooManyPrompts { .. } => "too_many_prompts",
+            Self::BadTenant { .. } => "invalid_tenant",
+            Self::NoTenant { .. } => "tenant_missing",
+            Self::NotApart { .. } => "not_kept_apart",
+            Self::SaltNotText => "invalid_cache_salt",
             Self::NoWorker => "no_worker",
             Self::Overloaded => "overloaded",
+            Self::MakerOverloaded => "overloaded_maker",
             Self::WorkerFailed { .. } => "worker_failed",
             Self::FirstByteTimeout { .. } => "first_byte_timeout",
             Self::ShuttingDown => "shutting_down",
@@ -151,6 +185,25 @@ impl ClientError {
             }
             Self::BadSession => {
                 "The header X-Session-ID must be sent once, with 1 to 1024 visible ASCII bytes.".to_owned()
+            }
+            Self::TooManyPrompts { found, limit } => format!(
+                "The body has {found} prompts, and {limit} are allowed. Send fewer in one request, or raise limits.promptsPerRequest."
+            ),
+            Self::BadTenant { header } => {
+                format!("The header {header} must be sent once, with 1 to 1024 bytes.")
+            }
+            Self::NoTenant { header } => format!(
+                "The request names no tenant. Send the header {header}, or set tenancy.withoutHeader to Share."
+            ),
+            Self::NotApart { path } => format!(
+                "The engine takes no cache salt at {path}, so what it caches of this request could be found by other tenants. Use /v1/chat/completions, /v1/completions or /v1/responses."
+            ),
+            Self::SaltNotText => {
+                "The field `cache_salt` is not a string. Send one string, or leave it out.".to_owned()
+            }
+            Self::MakerOverloaded => {
+                "The worker that made previous_response_id has as much waiting as it may have, and no other one knows that response. Try again later, or send the whole conversation without previous_response_id, which any worker takes."
+                    .to_owned()
             }
             Self::Overloaded => {
                 "All workers have as much waiting as they may have. Try again later, or raise overload.maxQueuedTokens."

@@ -2,8 +2,8 @@
 //!
 //! Only where `forwardTokenIds` is `WhenConfirmed`, the worker's tokens were
 //! compared and are the router's, its release takes ids, and the ids stand for the
-//! whole prompt. They are spliced into the client's bytes; all other bytes stay.
-//! Otherwise the body goes out as it came.
+//! whole prompt. They are written down only then, and spliced into the client's bytes;
+//! all other bytes stay. Otherwise the body goes out as it came.
 //!
 //! Authority: vllm/renderers/online_renderer.py (`kv_transfer_params` of a chat,
 //! since 0.27) and sglang/srt/entrypoints/openai/serving_chat.py (`input_ids` of
@@ -13,13 +13,13 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::ops::Range;
+use std::sync::Arc;
 
-use bytes::Bytes;
 use kvrouter_crds::config::Engine;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::splice::{members, range_in};
+use super::splice::{Edit, members, range_in};
 use crate::fleet::Worker;
 use crate::prompt::Prompt;
 use crate::prompt::endpoint::Endpoint;
@@ -29,8 +29,10 @@ use crate::prompt::endpoint::Endpoint;
 pub struct Forwardable {
     /// Whose rendering made them.
     variant: Engine,
-    /// As JSON: a list of ids or of lists of ids.
-    ids: String,
+    /// One list for each prompt.
+    lists: Vec<Vec<u32>>,
+    /// Whether the body has a list of prompts.
+    is_list: bool,
     place: Place,
 }
 
@@ -42,33 +44,39 @@ enum Place {
     Value(Range<usize>),
 }
 
-/// Token ids for one worker, as JSON, and where its engine reads them.
+/// How a worker takes ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ids<'a> {
+pub enum Way {
     /// Instead of the value in these bytes.
-    Value(Range<usize>, &'a str),
-    /// As the member `input_ids`.
-    Member(&'a str),
-    /// As `prompt_token_ids` of the member `kv_transfer_params`.
-    InParameters(&'a str),
+    Value(Range<usize>),
+    /// As the member `input_ids`, at this byte.
+    Member(usize),
+    /// As `prompt_token_ids` of the member `kv_transfer_params`, at this byte.
+    InParameters(usize),
 }
 
-/// What became of a request whose ids could be forwarded.
+/// Token ids for one worker, as JSON, and where its engine reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ids {
+    /// Where.
+    pub way: Way,
+    /// One list, or one for each prompt.
+    pub text: Arc<str>,
+}
+
+/// Why a worker gets no ids that could be forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Forwarding {
-    /// The worker gets the ids.
-    Forwarded,
+pub enum NotForwarded {
     /// Its tokens are not known to be the router's.
     Unconfirmed,
     /// Its release takes none, or is not known.
     Unsupported,
 }
 
-impl Forwarding {
+impl NotForwarded {
     /// Stable label for metrics.
     pub const fn label(self) -> &'static str {
         match self {
-            Self::Forwarded => "forwarded",
             Self::Unconfirmed => "unconfirmed",
             Self::Unsupported => "unsupported",
         }
@@ -89,49 +97,59 @@ impl Forwardable {
             _ => return None,
         };
         let is_list = matches!(&place, Place::Value(range) if body.get(range.start) == Some(&b'['));
-        let lists: Vec<String> = prompt.parts.iter().map(|part| listed(&part.tokens)).collect();
-        let ids = if is_list { format!("[{}]", lists.join(",")) } else { lists.concat() };
-        Some(Self { variant, ids, place })
+        let lists = prompt.parts.iter().map(|part| part.tokens.clone()).collect();
+        Some(Self { variant, lists, is_list, place })
     }
 
-    /// The ids, if `worker` takes them; and why not.
-    pub fn ids(&self, worker: &Worker) -> Result<Ids<'_>, Forwarding> {
+    /// How `worker` takes the ids, or why it gets none.
+    pub fn way(&self, worker: &Worker) -> Result<Way, NotForwarded> {
         if !worker.rendering.is_confirmed(self.variant, worker.times_ready()) {
-            return Err(Forwarding::Unconfirmed);
+            return Err(NotForwarded::Unconfirmed);
         }
         let status = worker.status();
         let version = status.engine_version.as_deref().and_then(version);
         match (&self.place, status.engine, version) {
-            (Place::Value(range), Engine::VLLM | Engine::SGLang, _) => {
-                Ok(Ids::Value(range.clone(), &self.ids))
+            (Place::Value(at), Engine::VLLM | Engine::SGLang, _) => Ok(Way::Value(at.clone())),
+            (Place::Member(at), Engine::VLLM, Some(version)) if version >= [0, 27, 0] => {
+                Ok(Way::InParameters(*at))
             }
-            (Place::Member(_), Engine::VLLM, Some(version)) if version >= [0, 27, 0] => {
-                Ok(Ids::InParameters(&self.ids))
+            (Place::Member(at), Engine::SGLang, Some(version)) if version >= [0, 5, 13] => {
+                Ok(Way::Member(*at))
             }
-            (Place::Member(_), Engine::SGLang, Some(version)) if version >= [0, 5, 13] => {
-                Ok(Ids::Member(&self.ids))
-            }
-            _ => Err(Forwarding::Unsupported),
+            _ => Err(NotForwarded::Unsupported),
         }
     }
 
-    /// `body` with `ids`, which are its own.
-    pub fn splice(&self, ids: &Ids<'_>, body: &Bytes) -> Bytes {
-        let at = match &self.place {
-            Place::Member(at) => *at,
-            Place::Value(range) => range.start,
-        };
-        let (range, text) = match ids {
-            Ids::Value(range, ids) => (range.clone(), Cow::Borrowed(*ids)),
-            Ids::InParameters(ids) => {
-                (at..at, format!("\"kv_transfer_params\":{{\"prompt_token_ids\":{ids}}},").into())
+    /// The ids as JSON. CPU-bound: some 20 ns for each.
+    pub fn text(&self) -> Arc<str> {
+        let ids = self.lists.iter().map(Vec::len).sum::<usize>();
+        let mut text = String::with_capacity(ids * 7 + 4);
+        if self.is_list {
+            text.push('[');
+        }
+        for (at, list) in self.lists.iter().enumerate() {
+            text.push_str(if at == 0 { "" } else { "," });
+            write_list(&mut text, list);
+        }
+        if self.is_list {
+            text.push(']');
+        }
+        text.into()
+    }
+}
+
+impl Ids {
+    /// What they change in the body where nothing else belongs to their member.
+    pub fn edit(&self) -> Edit {
+        let text = &self.text;
+        match &self.way {
+            Way::Value(at) => Edit { at: at.clone(), text: text.as_ref().to_owned() },
+            Way::Member(at) => Edit { at: *at..*at, text: format!("\"input_ids\":{text},") },
+            Way::InParameters(at) => {
+                let text = format!("\"kv_transfer_params\":{{\"prompt_token_ids\":{text}}},");
+                Edit { at: *at..*at, text }
             }
-            Ids::Member(ids) => (at..at, format!("\"input_ids\":{ids},").into()),
-        };
-        let (Some(before), Some(after)) = (body.get(..range.start), body.get(range.end..)) else {
-            return body.clone();
-        };
-        Bytes::from([before, text.as_bytes(), after].concat())
+        }
     }
 }
 
@@ -168,18 +186,16 @@ fn place_in_completion(body: &[u8]) -> Option<Place> {
     range_in(body, prompt).filter(|_| texts).map(Place::Value)
 }
 
-fn listed(ids: &[u32]) -> String {
-    let mut list = String::with_capacity(ids.len() * 7 + 2);
-    list.push('[');
+fn write_list(text: &mut String, ids: &[u32]) {
+    text.push('[');
     for (at, id) in ids.iter().enumerate() {
-        let _ = write!(list, "{}{id}", if at == 0 { "" } else { "," });
+        let _ = write!(text, "{}{id}", if at == 0 { "" } else { "," });
     }
-    list.push(']');
-    list
+    text.push(']');
 }
 
 /// The first three numbers of a version: `0.33.1.dev123+gdeadbeef` is 0.33.1.
-fn version(text: &str) -> Option<[u32; 3]> {
+pub fn version(text: &str) -> Option<[u32; 3]> {
     let number = |part: &str| {
         let digits = part.trim_start_matches('v');
         let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
@@ -194,6 +210,8 @@ fn version(text: &str) -> Option<[u32; 3]> {
 mod tests {
     use super::*;
     use crate::prompt::Part;
+    use crate::proxy::splice::edited;
+    use bytes::Bytes;
 
     fn prompt(parts: &[&[u32]]) -> Prompt {
         let part = |tokens: &&[u32]| Part { tokens: tokens.to_vec(), blocks: Vec::new() };
@@ -205,17 +223,25 @@ mod tests {
         let check = |why: &str, endpoint, body: &str, parts: &[&[u32]], expected: Option<&str>| {
             let found = Forwardable::of(endpoint, Engine::VLLM, body.as_bytes(), &prompt(parts));
             let text = found.map(|found| {
-                let (range, text) = match &found.place {
-                    Place::Member(at) => (*at..*at, format!("IDS{},", found.ids)),
-                    Place::Value(range) => (range.clone(), found.ids.clone()),
+                let way = match found.place.clone() {
+                    Place::Member(at) => Way::Member(at),
+                    Place::Value(at) => Way::Value(at),
                 };
-                format!("{}{text}{}", &body[..range.start], &body[range.end..])
+                let ids = Ids { way, text: found.text() };
+                let body = edited(&Bytes::copy_from_slice(body.as_bytes()), vec![ids.edit()]);
+                String::from_utf8(body.to_vec()).expect("text")
             });
             assert_eq!(text.as_deref(), expected, "{why}");
         };
         use Endpoint::{Chat, Completions, Messages};
         let one: &[&[u32]] = &[&[1, 23]];
-        check("a chat", Chat, r#" { "messages": [] }"#, one, Some(r#" {IDS[1,23], "messages": [] }"#));
+        check(
+            "a chat",
+            Chat,
+            r#" { "messages": [] }"#,
+            one,
+            Some(r#" {"input_ids":[1,23], "messages": [] }"#),
+        );
         check("with ids of its own", Chat, r#"{"messages":[],"input_ids":[1]}"#, one, None);
         check("with parameters", Chat, r#"{"messages":[],"kv_transfer_params":null}"#, one, None);
         check("its key escaped", Chat, r#"{"messages":[],"input\u005fids":[1]}"#, one, None);
@@ -225,7 +251,7 @@ mod tests {
             Chat,
             r#"{"messages":[],"echo":false}"#,
             one,
-            Some(r#"{IDS[1,23],"messages":[],"echo":false}"#),
+            Some(r#"{"input_ids":[1,23],"messages":[],"echo":false}"#),
         );
         check("continued", Chat, r#"{"messages":[],"continue_final_message":true}"#, one, None);
         check("Anthropic's", Messages, r#"{"messages":[]}"#, one, None);

@@ -7,7 +7,8 @@
 //! routing needs of them, [`arrival`] sees that each leaves a receipt; [`answer`]
 //! watches the stream; [`errors`] writes what clients read when something fails;
 //! [`headers`] knows which headers travel; [`forward`] hands workers the token ids;
-//! [`pd`] divides a request between two workers; [`splice`] changes bodies.
+//! [`pd`] divides a request between two workers; [`salting`] keeps tenants apart;
+//! [`splice`] changes bodies.
 
 pub mod answer;
 pub mod arrival;
@@ -17,6 +18,7 @@ pub mod forward;
 pub mod headers;
 pub mod pd;
 pub mod prepared;
+pub mod salting;
 pub mod splice;
 pub mod sse;
 pub mod upstream;
@@ -45,12 +47,15 @@ use crate::fleet::{ServedModel, Worker};
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::route::{self, Ask, Routed, Unrouted};
+use crate::tenancy::{Tenancy, Tenant, takes_salt};
 use answer::Watch;
 use arrival::Arrival;
 use errors::ClientError;
-use forward::{Forwardable, Forwarding, Ids};
+use forward::{Forwardable, Ids};
 use pd::division::{Division, Indivisible};
 use prepared::{Prepared, prepare};
+use salting::Salting;
+use splice::edited;
 use upstream::{Upstream, UpstreamError};
 
 /// Attempts per request: one, and one more on another worker.
@@ -82,7 +87,9 @@ pub struct Inbound {
     body: body::Held,
     ask: Ask,
     /// Its ids, where workers may get them.
-    forwardable: Option<Forwardable>,
+    forwardable: Option<Arc<Forwardable>>,
+    /// Its tenant's salt, where it has one.
+    salting: Option<Salting>,
     /// What is needed to divide it, where a pool has workers for that.
     division: Option<Result<Division, Indivisible>>,
     /// The client wants server-sent events.
@@ -181,6 +188,7 @@ async fn inbound(
     let (parts, body) = request.into_parts();
     let path = forwardable(&parts)?;
     let session = session(app, &parts.headers)?;
+    let tenant = tenant(&app.pool, &parts.method, path.path(), &parts.headers)?;
     let limit = usize::try_from(app.pool.config.file.limits.request_body_bytes).unwrap_or(usize::MAX);
     if parts.headers.contains_key(header::EXPECT) && body.size_hint().lower() > limit as u64 {
         // The client has sent nothing yet, and need not.
@@ -188,13 +196,13 @@ async fn inbound(
     }
     let body = body::read(&app.bodies, body, limit).await?;
     let started = app.pool.clock.micros();
-    let prepared = prepare(&app.pool, endpoint, Arc::clone(request_id), body.bytes.clone()).await?;
+    let prepared = prepare(&app.pool, endpoint, Arc::clone(request_id), body.bytes.clone(), tenant).await?;
     let elapsed = app.pool.clock.micros() - started;
     app.pool.metrics.prompt_seconds.observe(elapsed as f64 / 1e6);
     let ask = Ask { session, ..prepared.ask };
-    let Prepared { forwardable, streamed, division, .. } = prepared;
+    let Prepared { forwardable, salting, streamed, division, .. } = prepared;
     let (method, headers) = (parts.method, parts.headers);
-    Ok(Inbound { method, path, headers, body, ask, forwardable, division, streamed })
+    Ok(Inbound { method, path, headers, body, ask, forwardable, salting, division, streamed })
 }
 
 /// The path and query to forward to. `CONNECT` and `OPTIONS *` name none.
@@ -223,6 +231,17 @@ fn session(app: &App, headers: &HeaderMap) -> Result<Option<SessionKey>, ClientE
         (Some(id), None) => Ok(Some(SessionKey { id: id.into(), role: Role::Mixed })),
         _ => Err(ClientError::BadSession),
     }
+}
+
+/// Who sent a request, where tenants are kept apart.
+pub fn tenant(
+    pool: &Pool,
+    method: &Method,
+    path: &str,
+    headers: &HeaderMap,
+) -> Result<Option<Tenant>, ClientError> {
+    let of = |tenancy: &Tenancy| tenancy.tenant(method, path, headers);
+    pool.config.tenancy.as_ref().map_or(Ok(None), of)
 }
 
 /// Tries workers until one answers or the attempts are used up.
@@ -278,9 +297,10 @@ fn pick(
 }
 
 fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response {
-    let (status, reason, error) = match unrouted.overloaded {
-        true => (429, "overloaded", ClientError::Overloaded),
-        false => (503, "no_target", ClientError::NoWorker),
+    let (status, reason, error) = match (unrouted.overloaded, unrouted.follows_its_maker) {
+        (true, false) => (429, "overloaded", ClientError::Overloaded),
+        (true, true) => (429, "overloaded_maker", ClientError::MakerOverloaded),
+        (false, _) => (503, "no_target", ClientError::NoWorker),
     };
     let result = ResultRecord { status, failure: Some(reason.into()), ..ResultRecord::default() };
     app.pool.receipts.join(unrouted.receipt, result);
@@ -309,10 +329,11 @@ fn first_byte_limit(app: &App) -> Duration {
 
 /// One attempt: forward, and wait for the first byte of the answer.
 async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) -> Attempt {
-    let body = outbound_body(app, inbound, &routed.worker);
-    let request = outbound(inbound, body, &routed, attempt);
-    let worker = routed.worker.id.clone();
+    let picked = Arc::clone(&routed.worker);
+    let worker = picked.id.clone();
     let mut watch = Watch::new(Arc::clone(&app.pool), routed, inbound.streamed);
+    let body = outbound_body(app, inbound, &picked).await;
+    let request = body.and_then(|body| outbound(inbound, body, watch.routed(), attempt));
     let request = match request {
         Ok(request) => request,
         Err(error) => {
@@ -381,19 +402,40 @@ async fn first_byte(
     answer.await
 }
 
-/// The client's bytes, with the token ids where the worker may have them.
-fn outbound_body(app: &App, inbound: &Inbound, worker: &Worker) -> Bytes {
-    let body = &inbound.body.bytes;
-    let ids = ids_for(app, inbound, worker).zip(inbound.forwardable.as_ref());
-    ids.map_or_else(|| body.clone(), |(ids, forwardable)| forwardable.splice(&ids, body))
+/// The client's bytes, with its tenant's salt, and with the token ids where the
+/// worker may have them.
+async fn outbound_body(app: &App, inbound: &Inbound, worker: &Worker) -> Result<Bytes, ClientError> {
+    inbound.is_kept_apart_by(worker)?;
+    let [ids] = ids_for(app, inbound, [worker]).await?;
+    let mut edits = inbound.salting.as_ref().map_or_else(Vec::new, Salting::edits);
+    edits.extend(ids.map(|ids| ids.edit()));
+    Ok(edited(&inbound.body.bytes, edits))
 }
 
-/// The token ids that `worker` gets, if any.
-fn ids_for<'a>(app: &App, inbound: &'a Inbound, worker: &Worker) -> Option<Ids<'a>> {
-    let ids = inbound.forwardable.as_ref()?.ids(worker);
-    let forwarding = ids.as_ref().err().copied().unwrap_or(Forwarding::Forwarded);
-    app.pool.metrics.tokens.forwarded.with_label_values(&[forwarding.label()]).inc();
-    ids.ok()
+/// The token ids that each of `workers` gets, if any. Written once for all of them.
+async fn ids_for<const COUNT: usize>(
+    app: &App,
+    inbound: &Inbound,
+    workers: [&Worker; COUNT],
+) -> Result<[Option<Ids>; COUNT], ClientError> {
+    let Some(forwardable) = &inbound.forwardable else { return Ok([const { None }; COUNT]) };
+    let ways = workers.map(|worker| {
+        let way = forwardable.way(worker);
+        let label = way.as_ref().map_or_else(|why| why.label(), |_| "forwarded");
+        app.pool.metrics.tokens.forwarded.with_label_values(&[label]).inc();
+        way.ok()
+    });
+    if ways.iter().all(Option::is_none) {
+        return Ok([const { None }; COUNT]);
+    }
+    let permit = Arc::clone(&app.pool.cpu).acquire_owned().await.map_err(|_| ClientError::ShuttingDown)?;
+    let forwardable = Arc::clone(forwardable);
+    let write = move || {
+        let _permit = permit;
+        forwardable.text()
+    };
+    let text = tokio::task::spawn_blocking(write).await.map_err(|_| ClientError::ShuttingDown)?;
+    Ok(ways.map(|way| way.map(|way| Ids { way, text: Arc::clone(&text) })))
 }
 
 /// The request as the worker gets it: `body`, the client's end-to-end headers,
@@ -422,6 +464,18 @@ fn outbound(
         }
     }
     request.body(http_body_util::Full::new(body)).map_err(|_| ClientError::BadPath)
+}
+
+impl Inbound {
+    /// Whether `worker` heeds the salt of its tenant, where it has one.
+    fn is_kept_apart_by(&self, worker: &Worker) -> Result<(), ClientError> {
+        match &self.salting {
+            Some(salting) if !takes_salt(salting.endpoint, worker) => {
+                Err(ClientError::NotApart { path: self.path.path().to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl App {

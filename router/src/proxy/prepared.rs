@@ -17,11 +17,13 @@ use tokio::sync::Semaphore;
 use super::errors::ClientError;
 use super::forward::Forwardable;
 use super::pd::division::{Division, Indivisible};
+use super::salting::Salting;
 use crate::pool::Pool;
 use crate::prompt::body::Body;
 use crate::prompt::endpoint::{self, Endpoint};
 use crate::prompt::{Asked, Prompt, Refusal, Work};
 use crate::route::Ask;
+use crate::tenancy::Tenant;
 
 /// `reason` label of prompts on which our code panicked.
 const PANICKED: &str = "panicked";
@@ -34,7 +36,9 @@ pub struct Prepared {
     /// The client wants server-sent events.
     pub streamed: bool,
     /// Its ids, where workers may get them.
-    pub forwardable: Option<Forwardable>,
+    pub forwardable: Option<Arc<Forwardable>>,
+    /// Its tenant's salt, where it has one.
+    pub salting: Option<Salting>,
     /// What is needed to divide it between two workers, where a pool has such.
     pub division: Option<Result<Division, Indivisible>>,
     /// Why there are no token ids; `None` when there are.
@@ -64,6 +68,7 @@ pub async fn prepare(
     endpoint: Endpoint,
     request_id: Arc<str>,
     body: Bytes,
+    tenant: Option<Tenant>,
 ) -> Result<Prepared, ClientError> {
     let permit = async |of: &Arc<Semaphore>| {
         Arc::clone(of).acquire_owned().await.map_err(|_| ClientError::ShuttingDown)
@@ -74,9 +79,10 @@ pub async fn prepare(
     };
     let permits = (of_large, permit(&pool.cpu).await?);
     let (own, id, bytes) = (Arc::clone(pool), Arc::clone(&request_id), body.clone());
+    let whose = tenant.clone();
     let work = move || {
         let _permits = permits;
-        prepare_blocking(&own, endpoint, id, &bytes)
+        prepare_blocking(&own, endpoint, id, &bytes, whose)
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(prepared) => prepared.inspect(|prepared| count(pool, endpoint, prepared)),
@@ -87,7 +93,10 @@ pub async fn prepare(
                 bytes = body.len(), "preparing the prompt panicked; it is routed by load"
             );
             let own = Arc::clone(pool);
-            let work = move || unread(&own, request_id, &body);
+            let work = move || {
+                let salting = tenant.map(|tenant| Salting::of(tenant, endpoint, &body)).transpose()?;
+                unread(&own, request_id, &body, salting)
+            };
             tokio::task::spawn_blocking(work).await.map_err(|_| ClientError::ShuttingDown)?
         }
         Err(_) => Err(ClientError::ShuttingDown),
@@ -113,19 +122,31 @@ pub fn prepare_blocking(
     endpoint: Endpoint,
     request_id: Arc<str>,
     body: &[u8],
+    tenant: Option<Tenant>,
 ) -> Result<Prepared, ClientError> {
     let parsed = Body::parse(endpoint, body);
     if !endpoint.has_a_prompt() {
         let prepared = other(pool, request_id, &parsed.unwrap_or(Body::from_json(Value::Null)));
         return Ok(Prepared { division: division(pool, endpoint, body), ..prepared });
     }
-    let Ok(parsed) = parsed else {
+    let salting = |tenant: Option<Tenant>| tenant.map(|it| Salting::of(it, endpoint, body)).transpose();
+    let Ok(mut parsed) = parsed else {
         check_syntax(body)?;
-        let division = division(pool, endpoint, body);
-        return Ok(Prepared { division, ..unread(pool, request_id, body)? });
+        let prepared = unread(pool, request_id, body, salting(tenant)?)?;
+        return Ok(Prepared { division: division(pool, endpoint, body), ..prepared });
     };
     if !parsed.fields.is_object() {
         return Err(ClientError::NotAnObject);
+    }
+    let (found, limit) =
+        (endpoint::prompts_in(endpoint, &parsed.fields), pool.config.file.limits.prompts_per_request);
+    if found as u64 > limit {
+        return Err(ClientError::TooManyPrompts { found, limit });
+    }
+    let salting = salting(tenant)?;
+    if let Some(salting) = &salting {
+        // As the engine will read it.
+        parsed.fields["cache_salt"] = Value::from(&*salting.salt);
     }
     let named = match parsed.fields.get("model") {
         None | Some(Value::Null) => None,
@@ -153,11 +174,11 @@ pub fn prepare_blocking(
     let (refused, work) = (prompt.refused, prompt.work);
     let forwardable = match pool.live.read().forward_token_ids {
         ForwardTokenIds::Never => None,
-        ForwardTokenIds::WhenConfirmed => Forwardable::of(endpoint, variant, body, &prompt),
+        ForwardTokenIds::WhenConfirmed => Forwardable::of(endpoint, variant, body, &prompt).map(Arc::new),
     };
     let ask = Ask { choices, ..Ask::new(pool, request_id, prompt) };
     let division = division(pool, endpoint, body);
-    Ok(Prepared { ask, streamed, forwardable, division, refused, variant, work })
+    Ok(Prepared { ask, streamed, forwardable, salting, division, refused, variant, work })
 }
 
 /// Numbers out of range, lone surrogates and deep nesting pass: they are JSON,
@@ -172,11 +193,18 @@ fn check_syntax(body: &[u8]) -> Result<(), ClientError> {
 
 /// A body that is forwarded without having been read as a whole: as long as its
 /// bytes, by four.
-fn unread(pool: &Pool, request_id: Arc<str>, body: &[u8]) -> Result<Prepared, ClientError> {
+fn unread(
+    pool: &Pool,
+    request_id: Arc<str>,
+    body: &[u8],
+    salting: Option<Salting>,
+) -> Result<Prepared, ClientError> {
     let head = Head::of(body);
     let count = Tokens(body.len() as u64 / 4);
-    let prompt = without_tokens(count, adapter(pool, head.model.as_deref())?, Refusal::Malformed);
-    Ok(Prepared::unread(pool, request_id, prompt, head.stream.unwrap_or(false)))
+    let mut prompt = without_tokens(count, adapter(pool, head.model.as_deref())?, Refusal::Malformed);
+    prompt.namespace.salt = salting.as_ref().map(|salting| Arc::clone(&salting.salt));
+    let prepared = Prepared::unread(pool, request_id, prompt, head.stream.unwrap_or(false));
+    Ok(Prepared { salting, ..prepared })
 }
 
 /// A request to a path whose prompts are not read.
@@ -231,7 +259,7 @@ impl Prepared {
         let refused = prompt.refused;
         let ask = Ask::new(pool, request_id, prompt);
         let (variant, work) = (Engine::Auto, Work::default());
-        Self { ask, streamed, forwardable: None, division: None, refused, variant, work }
+        Self { ask, streamed, forwardable: None, salting: None, division: None, refused, variant, work }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Changes to a JSON body that leave all its other bytes as they came.
 //!
-//! A [`Layout`] says where members stand; [`Splice`] collects values for them and
-//! writes the body once. Of two members with one name the later counts, as it does
-//! for engines, so that is the one whose value changes.
+//! An [`Edit`] is new text for some bytes; [`edited`] writes a body once with all of
+//! them. A [`Layout`] says where members stand; [`Splice`] collects values for them. Of
+//! two members with one name the later counts, as it does for engines, so that is the
+//! one whose value changes.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,6 +11,32 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
+
+/// New text for some bytes of a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// The bytes that go; empty to put something between two.
+    pub at: Range<usize>,
+    /// What stands there then.
+    pub text: String,
+}
+
+/// `body` with all of `edits`, which do not overlap.
+pub fn edited(body: &Bytes, mut edits: Vec<Edit>) -> Bytes {
+    if edits.is_empty() {
+        return body.clone();
+    }
+    edits.sort_by_key(|edit| (edit.at.start, edit.at.end));
+    let more: usize = edits.iter().map(|edit| edit.text.len()).sum();
+    let (mut out, mut from) = (Vec::with_capacity(body.len() + more), 0);
+    for Edit { at, text } in edits {
+        out.extend_from_slice(body.get(from..at.start).unwrap_or_default());
+        out.extend_from_slice(text.as_bytes());
+        from = at.end;
+    }
+    out.extend_from_slice(body.get(from..).unwrap_or_default());
+    Bytes::from(out)
+}
 
 /// The members of an object, where they stand in `body`; `None` for anything else.
 pub fn members(body: &[u8]) -> Option<HashMap<Cow<'_, str>, &RawValue>> {
@@ -57,24 +84,24 @@ impl Layout {
 #[derive(Debug)]
 pub struct Splice<'a> {
     layout: &'a Layout,
-    changes: Vec<(Range<usize>, Cow<'a, str>)>,
+    edits: Vec<Edit>,
     members: String,
 }
 
 impl<'a> Splice<'a> {
     /// No changes yet.
     pub const fn new(layout: &'a Layout) -> Self {
-        Self { layout, changes: Vec::new(), members: String::new() }
+        Self { layout, edits: Vec::new(), members: String::new() }
     }
 
     /// Writes `value`, which is JSON, in these bytes.
-    pub fn replace(&mut self, range: Range<usize>, value: impl Into<Cow<'a, str>>) {
-        self.changes.push((range, value.into()));
+    pub fn replace(&mut self, at: Range<usize>, value: impl Into<String>) {
+        self.edits.push(Edit { at, text: value.into() });
     }
 
     /// Gives the member `name` the value `value`, which is JSON. A member whose place
     /// the layout does not know must not be there.
-    pub fn set(&mut self, name: &str, value: impl Into<Cow<'a, str>>) {
+    pub fn set(&mut self, name: &str, value: impl Into<String>) {
         match self.layout.value(name) {
             Some(range) => self.replace(range.clone(), value),
             None => {
@@ -85,14 +112,14 @@ impl<'a> Splice<'a> {
     }
 
     /// The same, where there is such a member.
-    pub fn set_if_given(&mut self, name: &str, value: impl Into<Cow<'a, str>>) {
+    pub fn set_if_given(&mut self, name: &str, value: impl Into<String>) {
         if let Some(range) = self.layout.value(name) {
             self.replace(range.clone(), value);
         }
     }
 
     /// The body with all changes. They do not overlap.
-    pub fn apply(mut self, body: &[u8]) -> Bytes {
+    pub fn apply(mut self, body: &Bytes) -> Bytes {
         if !self.members.is_empty() {
             if !self.layout.is_empty {
                 self.members.push(',');
@@ -100,17 +127,7 @@ impl<'a> Splice<'a> {
             let members = std::mem::take(&mut self.members);
             self.replace(self.layout.start..self.layout.start, members);
         }
-        self.changes.sort_by_key(|(range, _)| range.start);
-        let added: usize = self.changes.iter().map(|(_, text)| text.len()).sum();
-        let mut out = Vec::with_capacity(body.len() + added);
-        let mut at = 0;
-        for (range, text) in &self.changes {
-            out.extend_from_slice(body.get(at..range.start).unwrap_or_default());
-            out.extend_from_slice(text.as_bytes());
-            at = range.end;
-        }
-        out.extend_from_slice(body.get(at..).unwrap_or_default());
-        out.into()
+        edited(body, self.edits)
     }
 }
 
@@ -126,7 +143,7 @@ mod tests {
             let layout = Layout::of(body.as_bytes(), &members, &names).expect("an object");
             let mut splice = Splice::new(&layout);
             sets.iter().for_each(|(name, value)| splice.set(name, *value));
-            assert_eq!(splice.apply(body.as_bytes()), expected, "{why}");
+            assert_eq!(splice.apply(&Bytes::copy_from_slice(body.as_bytes())), expected, "{why}");
         };
         check("nothing", r#" {"a": 1e400}"#, &[], r#" {"a": 1e400}"#);
         check("a new member", r#" { "a":1}"#, &[("b", "2")], r#" {"b":2, "a":1}"#);
@@ -141,5 +158,14 @@ mod tests {
             &[("b", "x"), ("a", "y"), ("c", "z")],
             r#"{"c":z,"a":y,"b":x}"#,
         );
+    }
+
+    #[test]
+    fn edits_are_made_in_the_order_of_the_body() {
+        let body = Bytes::from_static(b"0123456789");
+        let edit = |at: Range<usize>, text: &str| Edit { at, text: text.to_owned() };
+        let edits = vec![edit(8..10, "z"), edit(1..1, "ab"), edit(1..3, ""), edit(5..6, "five")];
+        assert_eq!(edited(&body, edits), "0ab34five67z");
+        assert_eq!(edited(&body, Vec::new()).as_ptr(), body.as_ptr(), "nothing to do, nothing copied");
     }
 }

@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 const OF_PODS: &[&str] = &["spec.resources", "spec.scheduling", "spec.imagePullSecrets", "spec.service"];
 /// Where the operator mounts the identity seed. Here it is in a folder of our own.
 const IDENTITY_FOLDER: &str = "/etc/kvrouter-identity";
+/// Where it mounts the secret of tenants' salts.
+const TENANCY_FOLDER: &str = "/etc/kvrouter-tenancy";
 
 fn samples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/samples")
@@ -87,8 +89,10 @@ fn load(text: &str) -> Result<usize, String> {
     assert_eq!(starts.len(), lives.len(), "both settings of every router");
     for (start, live) in starts.iter().zip(&lives) {
         let path = folder.path().join("config.yaml");
-        let start = start.replace(IDENTITY_FOLDER, &folder.path().display().to_string());
+        let own = folder.path().display().to_string();
+        let start = start.replace(IDENTITY_FOLDER, &own).replace(TENANCY_FOLDER, &own);
         std::fs::write(folder.path().join("seed"), "secret").unwrap();
+        std::fs::write(folder.path().join("salt"), "a secret of some length").unwrap();
         std::fs::write(&path, &start).unwrap();
         let flags = ServeFlags { config: path, ..ServeFlags::default() };
         let config = ServeConfig::load(&flags).map_err(|error| format!("{error}\n{start}"))?;
@@ -250,4 +254,21 @@ fn every_word_and_both_ends_of_every_range_are_loaded() {
         }
     }
     assert!(tried > 60, "{tried}");
+}
+
+/// What the schema keeps out is what a router would not take.
+#[test]
+fn both_know_the_headers_that_name_no_tenant() {
+    let schema = schema::of_router();
+    let header = &schema["properties"]["spec"]["properties"]["tenancy"]["properties"]["header"];
+    let rules = header["x-kubernetes-validations"].to_string();
+    for name in kvrouter_crds::config::NO_TENANT_HEADERS {
+        assert!(rules.contains(&format!("'{name}'")), "{name}: {header}");
+        let mut objects = full();
+        set(&mut objects[1], "spec.tenancy.header", json!("X-Team"));
+        let text = rendered(&objects).unwrap();
+        assert_eq!(load(&text), Ok(1));
+        let error = load(&text.replace("X-Team", name)).unwrap_err();
+        assert!(error.contains("tenancy.header"), "{error}");
+    }
 }

@@ -20,4 +20,5 @@ mod raw_worker;
 mod requests;
 mod routing;
 mod streams;
+mod tenancy;
 mod tokens;

@@ -158,6 +158,40 @@ async fn several_prompts_hit_one_by_one() {
     router.is_idle().await;
 }
 
+/// A hundred thousand prompts in one request: refused at once, with the limit's name; where the limit is higher, they
+/// are served.
+#[tokio::test]
+async fn very_many_prompts_are_refused_at_once() {
+    let worker = sink().await;
+    let address = worker.address.to_string();
+    let router = Router::start(Setup::in_turn(&[&address]).more("engine: SGLang")).await;
+    let lists = json!(vec![[1]; 100_000]);
+    let texts = json!(vec!["a"; 1025]);
+    for (path, body) in [
+        (COMPLETIONS, completion(lists.clone())),
+        (COMPLETIONS, completion(texts.clone())),
+        ("/generate", json!({"input_ids": lists})),
+        ("/generate", json!({"text": texts})),
+    ] {
+        let (answer, receipt) = answered(&router, path, body.to_string()).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        let error = answer.json().unwrap()["error"].clone();
+        assert_eq!(
+            (&error["code"], &receipt["result"]["failure"]),
+            (&json!("too_many_prompts"), &error["code"])
+        );
+        assert!(error["message"].as_str().unwrap().contains("limits.promptsPerRequest"), "{error}");
+    }
+    assert_eq!(worker.posts(), 0);
+    for most in [completion(json!(vec![[1]; 1024])), completion(json!(vec![1; 5000]))] {
+        assert_eq!(answered(&router, COMPLETIONS, most.to_string()).await.0.status, 200);
+    }
+    let setup = Setup::in_turn(&[&address]).more("limits: {promptsPerRequest: 100000}");
+    let router = Router::start(setup).await;
+    let (answer, receipt) = answered(&router, COMPLETIONS, completion(lists).to_string()).await;
+    assert_eq!((answer.status, &receipt["prompt_tokens"]), (200, &json!(100_000)), "{}", answer.text());
+}
+
 /// Case B05: where a body has ids and text, ids are the prompt.
 #[tokio::test]
 async fn ids_win_over_text() {
@@ -339,20 +373,31 @@ async fn a_large_picture_is_not_copied_twice() {
     const BYTES: usize = 20_000_000;
     let worker = sink().await;
     let address = worker.address.to_string();
-    let router = Router::start(Setup::in_turn(&[&address])).await;
-    let picture = |bytes: usize| {
-        let url = format!("data:image/png;base64,{}", "iVBORw0K".repeat(bytes / 8));
+    let url = |bytes: usize| format!("data:image/png;base64,{}", "iVBORw0K".repeat(bytes / 8));
+    let chat = |bytes| {
         let parts =
-            json!([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}]);
+            json!([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url(bytes)}}]);
         json!({"messages": [{"role": "user", "content": parts}]}).to_string()
     };
-    answered(&router, CHAT, picture(1000)).await;
-    let before = peak_kib(router.process.id());
-    let (answer, receipt) = answered(&router, CHAT, picture(BYTES)).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    assert!(receipt["candidates"][0]["images_seen"].is_number(), "{receipt}");
-    let grown = (peak_kib(router.process.id()) - before) * 1024;
-    assert!(grown < BYTES as u64 * 3 / 2, "{grown} bytes more for {BYTES}");
+    let list =
+        |bytes| json!({"messages": [{"role": "user", "content": "see"}], "images": [url(bytes)]}).to_string();
+    let response = |bytes| {
+        let parts =
+            json!([{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": url(bytes)}]);
+        json!({"input": [{"role": "user", "content": parts}]}).to_string()
+    };
+    let shapes: [(&str, &dyn Fn(usize) -> String); 3] =
+        [(CHAT, &chat), (CHAT, &list), ("/v1/responses", &response)];
+    for (at, (path, body)) in shapes.into_iter().enumerate() {
+        let router = Router::start(Setup::in_turn(&[&address])).await;
+        answered(&router, path, body(1000)).await;
+        let before = peak_kib(router.process.id());
+        let (answer, receipt) = answered(&router, path, body(BYTES)).await;
+        assert_eq!(answer.status, 200, "{at}: {}", answer.text());
+        assert_eq!(receipt["images"], 1, "{at}: {receipt}");
+        let grown = (peak_kib(router.process.id()) - before) * 1024;
+        assert!(grown < BYTES as u64 * 3 / 2, "{at}: {grown} bytes more for {BYTES}");
+    }
 }
 
 /// The most memory that a process has held.

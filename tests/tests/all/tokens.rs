@@ -457,6 +457,47 @@ async fn a_response_is_continued_where_it_was_made() {
     assert!(router.metric("kvrouter_pool", "responses").await >= 8.0);
 }
 
+/// Nobody else knows the conversation: a full worker's client is told to wait, or to send all of it.
+#[tokio::test]
+async fn a_response_of_a_full_worker_is_not_continued_elsewhere() {
+    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    let setup = Setup::zmq(&[&a, &b]).policy("RoundRobin").more("overload: {maxQueuedTokens: 600}");
+    let router = Router::start(setup).await;
+    let body = |previous: Option<&str>| json!({"model": MODEL, "input": text(1, 20), "max_output_tokens": 4, "previous_response_id": previous});
+    let (_, first, home, _) = respond(&router, &body(None)).await;
+    let home = if home == id(&a) { &a } else { &b };
+    fault(home, json!({"stall_ms": 3000})).await;
+    let filling = json!({"model": MODEL, "prompt": vec![7; 700], "max_tokens": 1}).to_string();
+    let url = router.url("/v1/completions");
+    let mut waiting = Vec::new();
+    for number in 1..3 {
+        // In turn: one of them is at the worker.
+        let (client, url, body) = (router.client.clone(), url.clone(), filling.clone());
+        waiting
+            .push(tokio::spawn(async move { client.send(http::Method::POST, &url, &[], body.into()).await }));
+        until("it is sent", async || {
+            let picks = router.metric("kvrouter_picks_total", "").await;
+            (picks >= f64::from(number) + 1.0).then_some(())
+        })
+        .await;
+    }
+    let request_id = unique();
+    let answer =
+        router.send("/v1/responses", &[("x-request-id", &request_id)], body(Some(&first)).to_string()).await;
+    assert_eq!(answer.status, 429, "{}", answer.text());
+    let error = answer.json().unwrap()["error"].clone();
+    assert_eq!(error["code"], "overloaded_maker");
+    assert!(error["message"].as_str().unwrap().contains("without previous_response_id"), "{error}");
+    let receipt = router.receipts(&request_id).await[0].clone();
+    assert_eq!((&receipt["candidate_count"], &receipt["result"]["failure"]), (&json!(1), &error["code"]));
+    // The whole conversation goes to the other one.
+    let (status, _, other, _) = respond(&router, &body(None)).await;
+    assert_eq!((status, other == id(home)), (200, false));
+    for task in waiting {
+        task.await.unwrap().unwrap();
+    }
+}
+
 /// Usage of `/v1/responses` is read too, whole and streamed.
 #[tokio::test]
 async fn usage_of_responses_is_compared_like_that_of_chats() {

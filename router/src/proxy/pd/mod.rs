@@ -16,6 +16,7 @@ pub mod nixl;
 pub mod sglang;
 pub mod usage;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,7 +28,8 @@ use kvrouter_crds::config::{PrefillGuardRelease, Protocol};
 use super::answer::Watch;
 use super::arrival::Arrival;
 use super::errors::ClientError;
-use super::forward::Ids;
+use super::forward::{Ids, Way};
+use super::salting::Salting;
 use super::splice::Splice;
 use super::{App, Attempt, Inbound, outbound};
 use crate::fleet::Worker;
@@ -50,10 +52,12 @@ pub struct Outgoing<'a> {
     pub body: &'a Bytes,
     /// What is known of them.
     pub division: &'a Division,
+    /// Its tenant's salt, where it has one.
+    pub salting: Option<&'a Salting>,
     /// Token ids for prefill, where it may have them.
-    pub prefill_ids: Option<Ids<'a>>,
+    pub prefill_ids: Option<Ids>,
     /// The same for decode.
-    pub decode_ids: Option<Ids<'a>>,
+    pub decode_ids: Option<Ids>,
 }
 
 /// What the workers must know of each other.
@@ -109,13 +113,25 @@ pub fn contract(protocol: Protocol) -> &'static dyn Contract {
     }
 }
 
+impl<'a> Outgoing<'a> {
+    /// Changes to its body, with those in it that are no protocol's.
+    fn splice(&self) -> Splice<'a> {
+        let mut splice = Splice::new(&self.division.layout);
+        if let Some(salting) = self.salting {
+            salting.put(&mut splice);
+        }
+        splice
+    }
+}
+
 /// Puts ids into a body, outside any member that belongs to a protocol.
-fn hand<'a>(splice: &mut Splice<'a>, ids: &Ids<'a>) {
-    match ids {
-        Ids::Value(range, ids) => splice.replace(range.clone(), *ids),
-        Ids::Member(ids) => splice.set("input_ids", *ids),
-        Ids::InParameters(ids) => {
-            splice.set("kv_transfer_params", format!("{{\"prompt_token_ids\":{ids}}}"));
+fn hand(splice: &mut Splice<'_>, ids: &Ids) {
+    let text = ids.text.as_ref();
+    match &ids.way {
+        Way::Value(at) => splice.replace(at.clone(), text),
+        Way::Member(_) => splice.set("input_ids", text),
+        Way::InParameters(_) => {
+            splice.set("kv_transfer_params", format!("{{\"prompt_token_ids\":{text}}}"));
         }
     }
 }
@@ -124,9 +140,8 @@ fn hand<'a>(splice: &mut Splice<'a>, ids: &Ids<'a>) {
 pub fn ready(pool: &Pool, protocol: Protocol, adapter: Option<&str>, excluded: &[WorkerId]) -> [usize; 2] {
     let workers = pool.fleet.workers();
     [Role::Prefill, Role::Decode].map(|role| {
-        let does = |worker: &&std::sync::Arc<Worker>| {
-            worker.does(role, protocol, adapter) && !excluded.contains(&worker.id)
-        };
+        let does =
+            |worker: &&Arc<Worker>| worker.does(role, protocol, adapter) && !excluded.contains(&worker.id);
         workers.iter().filter(does).count()
     })
 }
@@ -188,19 +203,24 @@ pub(super) async fn try_pair(
         Err(unrouted) => return Attempt::Unrouted(unrouted),
     };
     let decode = inbound.ask.part(Role::Decode, protocol);
-    let decode = match super::pick(app, &decode, arrival, attempt, excluded) {
+    let mut decode = match super::pick(app, &decode, arrival, attempt, excluded) {
         Ok(routed) => Watch::new(app.pool.clone(), routed, inbound.streamed),
         Err(unrouted) => {
             prefill.give_up("no_decode_target");
             return Attempt::Unrouted(unrouted);
         }
     };
-    let request = Outgoing {
-        body: &inbound.body.bytes,
-        division,
-        prefill_ids: super::ids_for(app, inbound, &prefill.routed().worker),
-        decode_ids: super::ids_for(app, inbound, &decode.routed().worker),
+    let workers = [&prefill, &decode].map(|watch| Arc::clone(&watch.routed().worker));
+    let (body, salting) = (&inbound.body.bytes, inbound.salting.as_ref());
+    let [prefill_ids, decode_ids] = match ids_for_pair(app, inbound, &workers).await {
+        Ok(ids) => ids,
+        Err((at, error)) => {
+            prefill.give_up(error.code());
+            decode.give_up(error.code());
+            return Attempt::Failed { worker: workers[at].id.clone(), error };
+        }
     };
+    let request = Outgoing { body, division, salting, prefill_ids, decode_ids };
     let begun = begin(app, contract(protocol), &request, prefill.routed());
     let (guard, limit) = (app.pool.live.read().prefill_guard, super::first_byte_limit(app));
     let run = Run { app, inbound, attempt, guard, limit };
@@ -212,6 +232,19 @@ pub(super) async fn try_pair(
             legs::in_turn(&run, (prefill, first), decode, |answer| go_on(&request, answer)).await
         }
     }
+}
+
+/// What both get of the token ids; an error with the number of the worker that
+/// cannot serve the request.
+async fn ids_for_pair(
+    app: &App,
+    inbound: &Inbound,
+    workers: &[Arc<Worker>; 2],
+) -> Result<[Option<Ids>; 2], (usize, ClientError)> {
+    for (at, worker) in workers.iter().enumerate() {
+        inbound.is_kept_apart_by(worker).map_err(|error| (at, error))?;
+    }
+    super::ids_for(app, inbound, [&workers[0], &workers[1]]).await.map_err(|error| (0, error))
 }
 
 fn begin(app: &App, contract: &dyn Contract, request: &Outgoing<'_>, prefill: &Routed) -> Begun {

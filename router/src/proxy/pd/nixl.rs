@@ -7,8 +7,6 @@
 //! Authority: vllm/distributed/kv_transfer/kv_connector/v1/nixl and
 //! vllm/entrypoints/openai (`kv_transfer_params` of requests and answers).
 
-use std::borrow::Cow;
-
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -16,7 +14,7 @@ use serde_json::value::RawValue;
 use super::division::{Division, Indivisible};
 use super::{Begun, Continued, Contract, Outgoing, Pair};
 use crate::prompt::endpoint::Endpoint;
-use crate::proxy::forward::Ids;
+use crate::proxy::forward::{Ids, Way};
 use crate::proxy::splice::Splice;
 
 /// NixlConnector's contract.
@@ -53,7 +51,7 @@ impl Contract for Nixl {
     }
 
     fn begin(&self, request: &Outgoing<'_>, _: &Pair<'_>) -> Begun {
-        let mut splice = Splice::new(&request.division.layout);
+        let mut splice = request.splice();
         splice.set("max_tokens", "1");
         splice.set_if_given("max_completion_tokens", "1");
         splice.set_if_given("min_tokens", "1");
@@ -70,22 +68,22 @@ fn go_on(request: &Outgoing<'_>, prefill: &Bytes) -> Result<Continued, &'static 
     let inner = given.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
     let inner = inner.map(str::trim).filter(|inner| !inner.is_empty()).ok_or("no_kv_transfer_params")?;
     let told: Parameters = serde_json::from_str(given).unwrap_or_default();
-    let mut splice = Splice::new(&request.division.layout);
+    let mut splice = request.splice();
     set_parameters(&mut splice, inner, request.decode_ids.as_ref());
     Ok(Continued { decode: splice.apply(request.body), cached: told.remote_prefill_cached_tokens })
 }
 
 /// Sets `kv_transfer_params` to `members`, and to the ids that belong there.
-fn set_parameters<'a>(splice: &mut Splice<'a>, members: &str, ids: Option<&'a Ids<'a>>) {
-    let parameters: Cow<'_, str> = match ids {
-        Some(Ids::InParameters(ids)) => format!("{{{members},\"prompt_token_ids\":{ids}}}").into(),
+fn set_parameters(splice: &mut Splice<'_>, members: &str, ids: Option<&Ids>) {
+    let parameters = match ids {
+        Some(Ids { way: Way::InParameters(_), text }) => format!("{{{members},\"prompt_token_ids\":{text}}}"),
         Some(ids) => {
             super::hand(splice, ids);
-            format!("{{{members}}}").into()
+            format!("{{{members}}}")
         }
-        None => format!("{{{members}}}").into(),
+        None => format!("{{{members}}}"),
     };
-    splice.set("kv_transfer_params", parameters.into_owned());
+    splice.set("kv_transfer_params", parameters);
 }
 
 #[cfg(test)]
@@ -96,12 +94,22 @@ mod tests {
 
     const FLAGS: &str = "\"kv_transfer_params\":{\"do_remote_decode\":true,\"do_remote_prefill\":false,\"remote_engine_id\":null,\"remote_block_ids\":null,\"remote_host\":null,\"remote_port\":null";
 
+    fn ids(way: Way, text: &str) -> Ids {
+        Ids { way, text: text.into() }
+    }
+
     #[test]
     fn prefill_is_asked_for_one_token_and_its_blocks() {
-        let check = |endpoint, body: &'static str, ids: Option<Ids<'_>>, expected: &str| {
+        let check = |endpoint, body: &'static str, ids: Option<Ids>, expected: &str| {
             let division = division(endpoint, body).expect("divisible");
             let body = Bytes::from(body);
-            let request = Outgoing { body: &body, division: &division, prefill_ids: ids, decode_ids: None };
+            let request = Outgoing {
+                body: &body,
+                division: &division,
+                salting: None,
+                prefill_ids: ids,
+                decode_ids: None,
+            };
             let Begun::PrefillFirst { prefill, .. } = Nixl.begin(&request, &pair("p:1", &|| 0)) else {
                 panic!("prefill first")
             };
@@ -123,25 +131,29 @@ mod tests {
         check(
             Chat,
             r#"{"messages":[]}"#,
-            Some(Ids::InParameters("[1,2]")),
+            Some(ids(Way::InParameters(1), "[1,2]")),
             r#"{"max_tokens":1,"stream":false,FLAGS,"prompt_token_ids":[1,2]},"messages":[]}"#,
         );
         check(
             Completions,
             r#"{"prompt":"ab","max_tokens":5}"#,
-            Some(Ids::Value(10..14, "[1,2]")),
+            Some(ids(Way::Value(10..14), "[1,2]")),
             r#"{"stream":false,FLAGS},"prompt":[1,2],"max_tokens":1}"#,
         );
     }
 
     #[test]
     fn decode_gets_what_prefill_returned_word_for_word() {
-        let check = |answer: &'static str,
-                     ids: Option<Ids<'_>>,
-                     expected: Result<(&str, Option<u64>), &str>| {
+        let check = |answer: &'static str, ids: Option<Ids>, expected: Result<(&str, Option<u64>), &str>| {
             let body = Bytes::from(r#"{"messages":[],"max_tokens":9,"stream":true}"#);
             let division = Division::of(Chat, &body).expect("divisible");
-            let request = Outgoing { body: &body, division: &division, prefill_ids: None, decode_ids: ids };
+            let request = Outgoing {
+                body: &body,
+                division: &division,
+                salting: None,
+                prefill_ids: None,
+                decode_ids: ids,
+            };
             let found = go_on(&request, &Bytes::from(answer));
             let found = found.map(|it| (String::from_utf8_lossy(&it.decode).into_owned(), it.cached));
             let expected = expected.map(|(parameters, cached)| {
@@ -155,7 +167,7 @@ mod tests {
             r#"{"remote_block_ids": [[1, 2]],"remote_host":"h","remote_prefill_cached_tokens":32}"#;
         check(whole, None, Ok((verbatim, Some(32))));
         let merged = r#"{"remote_block_ids": [[1, 2]],"remote_host":"h","remote_prefill_cached_tokens":32,"prompt_token_ids":[5]}"#;
-        check(whole, Some(Ids::InParameters("[5]")), Ok((merged, Some(32))));
+        check(whole, Some(ids(Way::InParameters(1), "[5]")), Ok((merged, Some(32))));
         check(r#"{"kv_transfer_params":{"a":1}}"#, None, Ok((r#"{"a":1}"#, None)));
         check(r#"{"kv_transfer_params":null}"#, None, Err("no_kv_transfer_params"));
         check(r#"{"choices":[]}"#, None, Err("no_kv_transfer_params"));

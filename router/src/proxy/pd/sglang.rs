@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::division::{Division, Indivisible};
 use super::{Begun, Contract, Outgoing, Pair};
+use crate::proxy::forward::Ids;
 use crate::proxy::splice::Splice;
 
 /// SGLang's contract.
@@ -32,8 +33,8 @@ impl Contract for SGLang {
 
     fn begin(&self, request: &Outgoing<'_>, pair: &Pair<'_>) -> Begun {
         let meeting = Meeting::new(request.division.batch, pair);
-        let body = |ids| {
-            let mut splice = Splice::new(&request.division.layout);
+        let body = |ids: Option<&Ids>| {
+            let mut splice = request.splice();
             meeting.write(&mut splice);
             if let Some(ids) = ids {
                 super::hand(&mut splice, ids);
@@ -114,7 +115,13 @@ mod tests {
         let check = |endpoint, body: &'static str, expected: &str| {
             let division = division(endpoint, body).expect("divisible");
             let body = Bytes::from(body);
-            let request = Outgoing { body: &body, division: &division, prefill_ids: None, decode_ids: None };
+            let request = Outgoing {
+                body: &body,
+                division: &division,
+                salting: None,
+                prefill_ids: None,
+                decode_ids: None,
+            };
             let counter = std::cell::Cell::new(100);
             let unique = || counter.replace(counter.get() + 100);
             let Begun::Together { prefill, decode } =
