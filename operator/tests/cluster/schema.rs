@@ -200,6 +200,13 @@ fn wrong_routers_are_refused_with_field_and_hint() {
     );
     router("service port 0", "service: {port: 0}", "spec.service.port", "greater than or equal to 1");
     router("an external name", "service: {type: ExternalName}", "spec.service.type", "\"LoadBalancer\"");
+    let tenancy = |more: &str| format!("tenancy: {{saltSecretRef: {{name: a, key: b}}, {more}}}");
+    let header = "spec.tenancy.header";
+    router("a header of a connection", &tenancy("header: HOST"), header, "cannot name a tenant");
+    router("a header with a blank", &tenancy("header: a b"), header, "letters, digits");
+    router("no header", &tenancy("header: ''"), header, "at least 1");
+    router("an unquoted no", &tenancy("withoutHeader: no"), "spec.tenancy.withoutHeader", "\"Share\"");
+    router("no secret", "tenancy: {header: X-Tenant}", "spec.tenancy.saltSecretRef", "Required value");
 }
 
 #[test]
