@@ -162,6 +162,35 @@ async fn sglang_pairs_serve_each_endpoint_streamed_and_not() {
     router.is_idle().await;
 }
 
+/// A tenant's salt goes to both workers of a pair: it finds its own prompt at prefill again, and nobody else's.
+#[tokio::test]
+async fn tenants_are_kept_apart_on_pairs() {
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "a secret for tests").unwrap();
+    for speaks in [SGLANG, NIXL] {
+        let (prefill, decode) = speaks.pair().await;
+        let setup = speaks.setup(&[&prefill], &[&decode]).events_only();
+        let setup = setup.more(&format!("tenancy: {{saltSecretFile: {:?}}}", secret.path()));
+        let router = ready(Router::start(setup).await).await;
+        let mut found = Vec::new();
+        for tenant in ["a", "b", "a"] {
+            let request = unique();
+            let headers = [("x-request-id", request.as_str()), ("X-Tenant", tenant)];
+            let answer = router.send("/v1/chat/completions", &headers, chat(false).to_string()).await;
+            assert_eq!(answer.status, 200, "{}: {}", speaks.protocol, answer.text());
+            router.agrees_with(&prefill).await;
+            let receipts = router.receipts(&request).await;
+            let leg = of_role(&receipts, "Prefill")[0].clone();
+            found.push((leg["namespace"].clone(), leg["predicted_hit_tokens"].as_u64().unwrap()));
+        }
+        assert_eq!((found[0].1, found[1].1), (0, 0), "{}: nobody else's", speaks.protocol);
+        assert!(found[2].1 > 200, "{}: its own: {}", speaks.protocol, found[2].1);
+        assert_eq!(found[2].0, found[0].0);
+        assert_ne!(found[1].0, found[0].0);
+        handed_over(&prefill, &decode, 3).await;
+    }
+}
+
 /// SGLang's own endpoint, which the simulated engine lacks: both workers get the same bytes with a room, and
 /// the client decode's answer.
 #[tokio::test]
