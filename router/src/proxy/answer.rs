@@ -49,7 +49,7 @@ pub enum Companion {
     /// It runs.
     Running(Beside),
     /// It is done, and charged until decode ends.
-    Held(Watch),
+    Held(Box<Watch>),
 }
 
 /// The body that the client reads.

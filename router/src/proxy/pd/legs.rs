@@ -32,7 +32,7 @@ const MAX_REFUSAL: usize = 1 << 20;
 /// How a prefill leg ended.
 enum End {
     /// Its part is done. The watch is with it as long as somebody needs it.
-    Done { held: Option<Watch>, body: Bytes, cached: Option<u64> },
+    Done { held: Option<Box<Watch>>, body: Bytes, cached: Option<u64> },
     /// The engine refused: its own words.
     Refused { status: u16, answer: Response },
     /// It did not answer, or broke off.
@@ -88,7 +88,7 @@ pub(super) async fn together(run: &Run<'_>, prefill: (Watch, Bytes), decode: (Wa
     let requests = (run.outbound(&mut prefill, first), run.outbound(&mut watch, second));
     let (first, request) = match requests {
         (Ok(first), Ok(second)) => (first, second),
-        (Err(refused), _) | (_, Err(refused)) => return refused,
+        (Err(error), _) | (_, Err(error)) => return refused(error),
     };
     let mut beside = Beside::start(run, first, prefill);
     let worker = watch.routed().worker.id.clone();
@@ -134,9 +134,9 @@ pub(super) async fn in_turn(
     let prefill = watch.routed().worker.id.clone();
     let request = match run.outbound(&mut watch, body) {
         Ok(request) => request,
-        Err(refused) => {
+        Err(error) => {
             decode.give_up("prefill_failed");
-            return refused;
+            return refused(error);
         }
     };
     let nobody_stops_it = std::future::pending();
@@ -163,7 +163,7 @@ pub(super) async fn in_turn(
     let worker = decode.routed().worker.id.clone();
     let request = match run.outbound(&mut decode, continued.decode) {
         Ok(request) => request,
-        Err(refused) => return refused,
+        Err(error) => return refused(error),
     };
     let answer = tokio::time::timeout(run.limit, first_byte(run.app, request, &mut decode)).await;
     let companion = held.map_or(Companion::None, Companion::Held);
@@ -264,7 +264,7 @@ async fn leg(
         return End::Refused { status: parts.status.as_u16(), answer: passed_on(parts, body) };
     }
     let is_held = guard == PrefillGuardRelease::Decode || keep == Keep::Answer;
-    End::Done { held: is_held.then_some(watch), body, cached }
+    End::Done { held: is_held.then(|| Box::new(watch)), body, cached }
 }
 
 /// The engine's own refusal.
@@ -345,7 +345,7 @@ impl Beside {
     }
 
     /// Whether it has ended, and what is still held of it; `Err` if badly.
-    pub fn poll_done(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Watch>, &'static str>> {
+    pub fn poll_done(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Box<Watch>>, &'static str>> {
         if !self.is_running() {
             return Poll::Pending;
         }

@@ -238,12 +238,9 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// What is sent to the worker of `watch`; an error is in its receipt.
-    fn outbound(&self, watch: &mut Watch, body: Bytes) -> Result<Request<Full<Bytes>>, Attempt> {
+    fn outbound(&self, watch: &mut Watch, body: Bytes) -> Result<Request<Full<Bytes>>, ClientError> {
         let request = outbound(self.inbound, body, watch.routed(), self.attempt);
-        request.map_err(|error| {
-            watch.give_up(error.code());
-            legs::refused(error)
-        })
+        request.inspect_err(|error| watch.give_up(error.code()))
     }
 
     /// Whether another attempt may follow one in which `worker` failed.
