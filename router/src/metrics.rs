@@ -4,7 +4,7 @@
 //! scrape time from the pool itself, so they cannot drift.
 
 use kvrouter_core::ids::Role;
-use kvrouter_core::policy::decode_demand;
+use kvrouter_core::policy::decode_demand::{self, Demand};
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
     TextEncoder,
@@ -136,6 +136,7 @@ impl Register<'_> {
 
 impl Metrics {
     /// Registers everything.
+    // tidy: long, because it is a list.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let register = Register(&registry);
@@ -339,9 +340,7 @@ impl Gauges {
                 set(&self.active_blocks, &[&name], load.active_blocks);
                 set(&self.queued_tokens, &[&name], load.queued.0);
                 if counts_demand && worker.place().role == Role::Decode {
-                    let demand = target.account.demand();
-                    set(&self.demand_tokens, &[&name], demand.tokens.0);
-                    set(&self.demand_requests, &[&name], demand.requests);
+                    self.set_demand(&name, target.account.demand());
                 }
                 set(&self.booked, &[&name], turnover.booked);
                 set(&self.released, &[&name], turnover.released);
@@ -373,6 +372,14 @@ impl Gauges {
         for (result, count) in pool.receipts.queue().map(Queue::counts).into_iter().flatten() {
             set(&self.receipt_lines, &[result], count);
         }
+    }
+
+    fn set_demand(&self, target: &str, demand: Demand) {
+        let set = |gauges: &IntGaugeVec, value: u64| {
+            gauges.with_label_values(&[target]).set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        set(&self.demand_tokens, demand.tokens.0);
+        set(&self.demand_requests, demand.requests);
     }
 
     fn read_rendering(&self, worker: &Worker) {

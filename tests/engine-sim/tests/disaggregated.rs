@@ -3,11 +3,12 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine_sim::{Config, Disaggregation, EngineSim, Wire};
 use serde_json::{Value, json};
 use support::{Answer, get, post, send, until};
+use tokio::time::Instant;
 
 /// How long decode waits for prefill where a test wants to see it give up.
 const SHORT: Duration = Duration::from_millis(300);
@@ -234,7 +235,7 @@ async fn the_room_says_the_prefill_rank_unless_both_are_told() {
 
 #[tokio::test]
 async fn every_answer_of_a_sglang_batch_has_its_room() {
-    let (prefill, decode) = pair(Wire::Sglang0523, |_| {}).await;
+    let (prefill, decode) = pair(Wire::Sglang0523, impatient).await;
     let whole = start(Wire::Sglang0523, None, |_| {}).await;
     let mut body = invited(&prefill, 0, 0);
     (body["prompt"], body["n"]) = (json!([[1, 2], [3, 4, 5]]), json!(2));

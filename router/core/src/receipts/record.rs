@@ -614,6 +614,7 @@ impl<'a> Reader<'a> {
         self
     }
 
+    // tidy: long, because fields are read in the order of the layout.
     fn receipt(mut self, names: &[Target]) -> Read<Receipt> {
         let length = u32::from_le_bytes(self.array()?);
         if usize::try_from(length) != Ok(self.bytes.len()) {
