@@ -7,7 +7,7 @@
 //! routing needs of them, [`arrival`] sees that each leaves a receipt; [`answer`]
 //! watches the stream; [`errors`] writes what clients read when something fails;
 //! [`headers`] knows which headers travel; [`forward`] hands workers the token ids,
-//! and [`splice`] puts them, and tenants' salts, into the body.
+//! and [`splice`](mod@splice) puts them, and tenants' salts, into the body.
 
 pub mod answer;
 pub mod arrival;
