@@ -65,9 +65,11 @@ impl Depth {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct End(Option<u32>);
 
-/// How far a prompt goes along others. Good until prompts are booked or removed.
+/// How far a prompt goes along others, until nodes come or go.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Walk {
+    /// Of the tree that it was made in.
+    version: u64,
     /// The last node that it passes into.
     node: Option<u32>,
     /// How many blocks of that node it shares, where it leaves the node in the middle.
@@ -90,6 +92,8 @@ pub struct Gone {
 pub struct Prefixes {
     nodes: Vec<Node>,
     free: Vec<u32>,
+    /// How often nodes have come or gone.
+    version: u64,
     /// First nodes, by namespace and first block.
     roots: FxHashMap<(NamespaceId, BlockHash), u32>,
 }
@@ -145,8 +149,8 @@ impl Node {
 }
 
 impl Prefixes {
-    /// Books `prompt` for `holder`, once as each kind, where `walk` says that it
-    /// belongs. Returns also how many of its blocks no active prompt of the holder had.
+    /// Books `prompt` for `holder`, once as each kind, where its `walk` says that it
+    /// belongs, if that still holds. Returns also how many of its blocks no active prompt of the holder had.
     pub fn insert(
         &mut self,
         namespace: NamespaceId,
@@ -154,7 +158,8 @@ impl Prefixes {
         holder: Holder,
         walk: Walk,
     ) -> (End, u64) {
-        let Walk { node, leaves_at, depth } = walk;
+        let current = walk.version == self.version;
+        let Walk { node, leaves_at, depth, .. } = if current { walk } else { self.follow(namespace, prompt) };
         let parent = match (node, leaves_at) {
             (Some(node), Some(at)) => Some(self.split(node, at)),
             _ => node,
@@ -227,7 +232,7 @@ impl Prefixes {
         mut passes: impl FnMut(&Node, usize),
     ) -> Walk {
         let mut at = prompt.first().and_then(|first| self.roots.get(&(namespace, *first)).copied());
-        let mut walk = Walk::default();
+        let mut walk = Walk { version: self.version, ..Walk::default() };
         while let Some(id) = at {
             let node = &self.nodes[id as usize];
             let shared = node.shared(&prompt[walk.depth..]);
@@ -278,6 +283,7 @@ impl Prefixes {
         prompt: &Arc<[BlockHash]>,
         from: usize,
     ) -> u32 {
+        self.version += 1;
         let (first, to) = (prompt[from], prompt.len());
         let id = self.free.pop().unwrap_or(self.nodes.len() as u32);
         if id as usize == self.nodes.len() {
@@ -296,6 +302,7 @@ impl Prefixes {
     /// Cuts a node after `at` blocks and returns the new upper part. The lower
     /// part keeps its id: prompts that end there still do.
     fn split(&mut self, id: u32, at: usize) -> u32 {
+        self.version += 1;
         let lower = &mut self.nodes[id as usize];
         let upper = Node {
             prompt: Arc::clone(&lower.prompt),
@@ -343,6 +350,7 @@ impl Prefixes {
     /// Frees a node that nobody counts; its children are gone already, because
     /// whoever counts a child counts its parents too. Returns its prompt.
     fn prune(&mut self, id: u32) -> Arc<[BlockHash]> {
+        self.version += 1;
         let node = &mut self.nodes[id as usize];
         let (parent, namespace, first) = (node.parent, node.namespace, node.first());
         let prompt = std::mem::take(&mut node.prompt);
@@ -392,6 +400,25 @@ mod tests {
     fn union(live: &[Booked], holder: u32, kind: usize) -> BTreeSet<(u128, u64)> {
         let counted = live.iter().filter(|(_, of, .., kinds)| of.0 == holder && kinds[kind]);
         counted.flat_map(|(space, _, blocks, ..)| blocks.iter().map(|block| (space.0, block.0))).collect()
+    }
+
+    /// A walk may be older than the removal of what it went along.
+    #[test]
+    fn a_walk_that_is_out_of_date_misleads_nobody() {
+        let space = NamespaceId(0);
+        let (long, short) = (prompt(&[1, 0, 1, 1]), prompt(&[1, 0, 0]));
+        let mut prefixes = Prefixes::default();
+        let walk = prefixes.follow(space, &long);
+        let (first, _) = prefixes.insert(space, &long, Holder(0), walk);
+        let stale = prefixes.follow(space, &short);
+        assert_eq!(prefixes.remove(first, Holder(0), Kind::Both).blocks, 4);
+        let (end, new) = prefixes.insert(space, &short, Holder(1), stale);
+        assert_eq!(new, 3);
+        let mut depths = [Depth::default(); 2];
+        prefixes.depths(space, &long, &mut depths);
+        assert_eq!(depths.map(|depth| depth.active), [0, 2]);
+        prefixes.remove(end, Holder(1), Kind::Both);
+        assert!(prefixes.is_empty());
     }
 
     proptest! {
