@@ -111,7 +111,7 @@ pub fn prepare_blocking(
     request_id: Arc<str>,
     body: &[u8],
 ) -> Result<Prepared, ClientError> {
-    let parsed = Body::parse(endpoint, body);
+    let parsed = pool.prompter.read(endpoint, body);
     if !endpoint.has_a_prompt() {
         return Ok(other(pool, request_id, &parsed.unwrap_or(Body::from_json(Value::Null))));
     }
