@@ -15,8 +15,8 @@
 //! * Its body is variables, which end with a turn of the loop, and conditions that ask
 //!   the same field first; nothing in it writes text by itself. While that field is
 //!   false, no turn does anything, and so none can make it true again.
-//! * The variables are sums and differences of what no turn changes and of the loop's
-//!   own counters. The first turn is never skipped, and where they are no error in one
+//! * The variables come first. They are sums and differences of what no turn changes and
+//!   of the loop's own counters. The first turn is never skipped, and where they are no error in one
 //!   turn, they are none in the next.
 //! * Nothing else follows from how a loop ends: it has no `else`.
 //!
@@ -122,7 +122,9 @@ fn guard_of(node: &Value) -> Option<Guard<'_>> {
     for statement in items(&walk["body"]) {
         let inner = fields(statement);
         match kind_of(statement) {
-            Some("Set") if is_steady(&inner["expr"], &changing) => changing.push(name_of(&inner["target"])?),
+            Some("Set") if guard.is_none() && is_steady(&inner["expr"], &changing) => {
+                changing.push(name_of(&inner["target"])?)
+            }
             Some("IfCond") if items(&inner["false_body"]).is_empty() => {
                 let asked = first_asked(&inner["expr"]);
                 let of_guard = (kind_of(asked) == Some("GetAttr")).then(|| fields(asked))?;
@@ -222,6 +224,7 @@ mod tests {
         check("a field of what the turn sets", &walk("{% set ns = a %}{% if ns.on %}x{% endif %}"));
         check("a variable of the message", &walk(&format!("{{% set i = m + 1 %}}{ask}")));
         check("a variable that may fail later", &walk(&format!("{{% set i = 1 / loop.index0 %}}{ask}")));
+        check("a variable behind a condition", &walk(&format!("{ask}{{% set i = x + 1 %}}")));
         check("a call", &walk(&format!("{{% set i = f(1) %}}{ask}")));
         check("a field set each time", &walk(&format!("{{% set ns.on = true %}}{ask}")));
         check("a loop with else", &format!("{{% for m in ms %}}{ask}{{% else %}}y{{% endfor %}}"));

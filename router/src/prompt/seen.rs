@@ -84,22 +84,25 @@ impl Chunk {
 
 /// Reads the body of a chat, and keeps what can be known of the next turn's.
 pub fn read(cache: &Cache, bytes: &[u8]) -> Result<Body, serde_json::Error> {
-    let root = cache.root(BlockHash(0), VARIANT);
-    let mut known = Known { messages: Vec::new(), place: Place::default(), key: root, chunks: 0 };
     if bytes.len() >= CHUNK_BYTES {
+        let mut known = Known::nothing(cache);
         known.find(cache, bytes);
         if let Some(read) = Read::behind(bytes, known.place) {
             return Ok(known.with(cache, bytes, read));
         }
-        known = Known { messages: Vec::new(), place: Place::default(), key: root, chunks: 0 };
         if let Some(read) = Read::all(bytes) {
-            return Ok(known.with(cache, bytes, read));
+            return Ok(Known::nothing(cache).with(cache, bytes, read));
         }
     }
     Body::parse(Endpoint::Chat, bytes)
 }
 
 impl Known {
+    fn nothing(cache: &Cache) -> Self {
+        let key = cache.root(BlockHash(0), VARIANT);
+        Self { messages: Vec::new(), place: Place::default(), key, chunks: 0 }
+    }
+
     fn find(&mut self, cache: &Cache, bytes: &[u8]) {
         for chunk in bytes.chunks_exact(CHUNK_BYTES) {
             let key = self.key.next(chunk);
@@ -153,10 +156,10 @@ impl Read {
         Self::object(bytes, |at| at)
     }
 
-    /// Reads a body without the messages that are known; `None` if there are none, or
-    /// something is wrong.
+    /// Reads a body without the messages that are known; `None` if something is wrong,
+    /// or they are the smaller part, which is not worth a copy of the rest.
     fn behind(bytes: &[u8], Place { begin, resume }: Place) -> Option<Self> {
-        let rest = bytes.get(resume..).filter(|_| resume > 0)?;
+        let rest = bytes.get(resume..).filter(|rest| rest.len() < resume - begin)?;
         let short = [bytes.get(..begin)?, rest].concat();
         Self::object(&short, |at| at + resume - begin).filter(|read| read.is_plain && read.messages.is_some())
     }
@@ -209,4 +212,155 @@ fn bytes_behind(value: &Value) -> usize {
         }
     };
     inner + ALLOCATION_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::prompt::tests::Lot;
+
+    /// The oracle reads all of it; what is wrong has the same place.
+    #[track_caller]
+    fn check(cache: &Cache, why: &str, bytes: &[u8]) {
+        let text = |read: Result<Body, serde_json::Error>| read.map_err(|error| error.to_string());
+        let expected = text(Body::parse(Endpoint::Chat, bytes));
+        assert_eq!(text(read(cache, bytes)), expected, "{why}: {}", String::from_utf8_lossy(bytes));
+    }
+
+    /// How many messages of a body are known.
+    fn known(cache: &Cache, bytes: &[u8]) -> usize {
+        let mut known = Known::nothing(cache);
+        known.find(cache, bytes);
+        known.messages.len()
+    }
+
+    fn roomy() -> Cache {
+        Cache::new(64 << 20, 1)
+    }
+
+    /// A message as some client writes it, or something that is none.
+    fn message(lot: &mut Lot) -> String {
+        let text = |lot: &mut Lot| json!(lot.text().repeat(lot.below(12))).to_string();
+        match lot.below(16) {
+            0 => format!(r#"{{"r\u006fle": "user", "content": {}}}"#, text(lot)),
+            1 => format!("{{ \n \"content\" : {} , \"role\":\"user\" }} ", text(lot)),
+            2 => "{}".to_owned(),
+            3 => r#"[1, {"role": "user"}]"#.to_owned(),
+            4 => "null".to_owned(),
+            5 => text(lot),
+            6 => format!(r#"{{"x": {{"messages": [{{"role": "user"}}, {}]}}}}"#, text(lot)),
+            _ => lot.message().to_string(),
+        }
+    }
+
+    /// A body around messages: other fields in other places, and sometimes a second
+    /// list, which counts.
+    fn body(lot: &mut Lot, messages: &[String]) -> String {
+        let list = messages.join([",", " ,\n "][lot.below(2)]);
+        match lot.below(12) {
+            0 => format!(r#"{{"messages":[{list}],"model":"m","stream":true}}"#),
+            1 => {
+                format!(r#"{{"model":"m","messages":[{list}],"messages":[{{"role":"user","content":"x"}}]}}"#)
+            }
+            2 => format!(r#"{{"model":"m","messages":[{list}],"messages":5}}"#),
+            3 => format!(r#"{{"messages":[{{"role":"user","content":"x"}}],"messages":[{list}]}}"#),
+            4 => format!(r#"{{"model":"m","messages":[{list}],"cache_salt":"s"}}"#),
+            at => format!(r#"{{"model":"m","temperature":0.5,"messages":[{list}],"n":{at}}}"#),
+        }
+    }
+
+    #[test]
+    fn a_body_means_the_same_whatever_was_read_before() {
+        let (roomy, tiny) = (roomy(), Cache::new(1 << 20, 1));
+        let mut lot = Lot(3);
+        let (mut messages, mut known_messages): (Vec<String>, usize) = (Vec::new(), 0);
+        for step in 0..250 {
+            match lot.below(6) {
+                0 if !messages.is_empty() => {
+                    let at = lot.below(messages.len());
+                    messages[at] = message(&mut lot);
+                }
+                1 => messages.truncate(lot.below(messages.len() + 1)),
+                _ => {}
+            }
+            messages.extend((0..=lot.below(30)).map(|_| message(&mut lot)));
+            let mut bytes = body(&mut lot, &messages).into_bytes();
+            match lot.below(8) {
+                0 => bytes.truncate(lot.below(bytes.len())),
+                1 => {
+                    let at = lot.below(bytes.len());
+                    bytes[at] = b"\"],{}x\xff"[lot.below(7)];
+                }
+                _ => {}
+            }
+            known_messages += known(&roomy, &bytes);
+            check(&roomy, &format!("step {step}"), &bytes);
+            check(&tiny, &format!("step {step}, with little room"), &bytes);
+            assert!(tiny.bytes() <= 1 << 20);
+        }
+        assert!(known_messages > 1_000 && tiny.evicted() > 20, "{known_messages}, {}", tiny.evicted());
+    }
+
+    fn plain(name: &str, count: usize) -> String {
+        let message = |at: usize| format!(r#"{{"role":"user","content":"{at}{}"}}"#, "x".repeat(90));
+        let list: Vec<String> = (0..count).map(message).collect();
+        format!(r#"{{"model":"{name}","messages":[{}]}}"#, list.join(","))
+    }
+
+    /// Whichever byte of a message a chunk ends at, what may not follow there is
+    /// refused.
+    #[test]
+    fn what_follows_a_chunk_is_read_as_it_stands() {
+        for pad in 0..130 {
+            let cache = roomy();
+            let good = plain(&"m".repeat(pad), 100);
+            check(&cache, "good", good.as_bytes());
+            let count = known(&cache, good.as_bytes());
+            assert!(count > 50, "{pad}: {count}");
+            for end in (CHUNK_BYTES - 4..CHUNK_BYTES + 4).filter(|end| good.is_char_boundary(*end)) {
+                for rest in ["]}", "]]}", "5]}", "{}]}", ",{}]}", "}]}", "\"}]}", ""] {
+                    let other = format!("{}{rest}{}", &good[..end], " ".repeat(CHUNK_BYTES));
+                    check(&cache, &format!("{pad}, {end}, {rest}"), other.as_bytes());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_next_turn_is_known_up_to_its_last_chunk() {
+        let cache = roomy();
+        for count in [400, 401, 410] {
+            let body = plain("m", count);
+            check(&cache, "a turn", body.as_bytes());
+            let unknown = count - known(&cache, body.as_bytes());
+            assert!(unknown <= CHUNK_BYTES / 115 + 2, "{unknown} of {count}");
+        }
+        assert_eq!(known(&cache, plain("n", 400).as_bytes()), 0, "another beginning");
+        assert_eq!(known(&Cache::new(64 << 20, 2), plain("m", 400).as_bytes()), 0, "another seed");
+    }
+
+    #[test]
+    fn room_is_charged_for_what_is_kept() {
+        let cache = roomy();
+        let body = plain("m", 1_000);
+        check(&cache, "whole", body.as_bytes());
+        let before = cache.bytes();
+        assert!((90_000..250_000).contains(&before), "{before}");
+        check(&cache, "again", body.as_bytes());
+        assert_eq!(cache.bytes(), before, "nothing is kept twice");
+        let deep =
+            json!({"messages": vec![json!({"tool_calls": [{"a": ["b", {"c": "d".repeat(50)}]}]}); 1_000]});
+        check(&cache, "objects", deep.to_string().as_bytes());
+        assert!(cache.bytes() - before > 1_000 * (50 + 8 * 24), "{}", cache.bytes() - before);
+    }
+
+    #[test]
+    fn what_a_salt_keeps_apart_is_not_kept() {
+        let cache = roomy();
+        let salted = plain("m", 400).replace("]}", r#"],"cache_salt":"s"}"#);
+        check(&cache, "salted", salted.as_bytes());
+        assert_eq!(cache.bytes(), 0);
+    }
 }

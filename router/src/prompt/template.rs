@@ -531,6 +531,69 @@ mod tests {
         renders("an unknown filter", "{{ a | nosuch }}", json!({}), None);
     }
 
+    /// A template that looks for the user's last question, and one in which it is
+    /// decided late what the search is for.
+    const SEARCHES: [&str; 2] = [
+        "{%- set ns = namespace(on=true, last=messages|length - 1) %}
+{%- for m in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.on and m.role == 'user' and not m.content.startswith('<tool_response>') %}
+        {%- set ns.on = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+    {{- '<|' + m.role + '|>' + m.content + '<|end|>' }}
+    {%- set note = 'of ' + m.role + ' ' %}
+    {%- if loop.index0 > ns.last %}{{ note + m.content + '!' }}{% endif %}
+{%- endfor %}{{ ns.last }}",
+        "{%- set ns = namespace(on=messages|length > 3, count=0) %}
+{%- for m in messages %}
+    {%- if ns.on %}{% set ns.count = ns.count + 1 %}{{ m.role + ',' + '' }}{% if m.role == 'tool' %}{% set ns.on = 0 %}{% endif %}{% endif %}
+    {%- if ns.on and m.role == 'system' %}{% set ns.on = false %}{% endif %}
+{%- endfor %}{{ ns.count }}",
+    ];
+
+    /// The oracle is the template as it was written.
+    #[test]
+    fn faster_templates_say_the_same() {
+        let mut lot = crate::prompt::tests::Lot(5);
+        for source in SEARCHES {
+            let tree = Tree::parse(source, syntax()).expect("valid");
+            let changed = faster(source, &tree).expect("there are sums and searches");
+            assert!(changed.contains("break") && changed.contains(sums::WRITTEN), "{changed}");
+            let mut plain = environment();
+            plain.add_template(DEFAULT, source).expect("valid");
+            let templates =
+                Templates::compile(vec![(DEFAULT.to_owned(), source.to_owned())], BTreeMap::new())
+                    .expect("valid");
+            let (mut written, mut failed) = (0, 0);
+            for step in 0..400 {
+                let mut messages: Vec<Value> = (0..lot.below(9)).map(|_| lot.message()).collect();
+                if lot.below(4) > 0 {
+                    // What sums and searches take is text.
+                    messages.iter_mut().for_each(|message| message["content"] = Value::from(lot.text()));
+                }
+                if !messages.is_empty() && lot.below(4) == 0 {
+                    let at = lot.below(messages.len());
+                    messages[at]["role"] = Value::Null;
+                }
+                let variables = BTreeMap::from([("messages", Jinja::from(Serde(&messages)))]);
+                let expected = plain.get_template(DEFAULT).expect("there").render(variables.clone()).ok();
+                match &expected {
+                    Some(_) => written += 1,
+                    None => failed += 1,
+                }
+                assert_eq!(
+                    templates.render(DEFAULT, variables, 0).ok(),
+                    expected,
+                    "step {step}: {messages:?}"
+                );
+            }
+            assert!(written > 100 && failed > 10, "{written} and {failed}");
+        }
+    }
+
     #[test]
     fn templates_that_loop_or_recurse_are_stopped() {
         let turns = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}";
