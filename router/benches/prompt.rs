@@ -52,7 +52,7 @@ fn main() {
     for _ in 0..TURNS {
         chat.turn();
         let body = chat.body();
-        alone.push(time(|| parse(&body)));
+        alone.push(time(|| Body::parse(Endpoint::Chat, &body).expect("JSON")));
         turns.push(time(|| prepare(&prompter, &body)));
     }
     report("  of the next, JSON alone", alone);
@@ -74,13 +74,10 @@ fn prepare(prompter: &Prompter, body: &[u8]) -> Prompt {
         size: BlockSize::new(16).expect("not zero"),
         now_unix_ms: 0,
     };
-    let prompt = prompter.prepare(&asked, parse(body));
+    let read = prompter.read(Endpoint::Chat, 0, body).expect("JSON");
+    let prompt = prompter.prepare(&asked, read);
     assert_eq!(prompt.refused, None);
     prompt
-}
-
-fn parse(body: &[u8]) -> Body {
-    Body::parse(Endpoint::Chat, body).expect("JSON")
 }
 
 /// Seconds.

@@ -99,6 +99,26 @@ fn bad_files_are_refused_by_line_and_field() {
     }
 }
 
+/// The ends of both ranges are in them.
+#[test]
+fn receipt_files_have_a_folder_and_are_neither_small_nor_many() {
+    let of = |fields: &str| load(&format!("{GOOD}receiptFiles: {{{fields}}}\n"), &[]);
+    for (bytes, files) in [(65_536, 2), (65_536, 10_000), (1 << 40, 2)] {
+        let config = of(&format!("directory: d, maxBytes: {bytes}, maxFiles: {files}")).expect("good");
+        let found = config.file.receipt_files.expect("they are asked for");
+        assert_eq!((found.max_bytes, found.max_files), (bytes, files));
+    }
+    for (fields, expected) in [
+        ("directory: ''", "directory: must not be empty; name a folder"),
+        ("directory: d, maxBytes: 65535", "maxBytes: must be at least 65536"),
+        ("directory: d, maxFiles: 1", "maxFiles: must be 2 to 10000"),
+        ("directory: d, maxFiles: 10001", "maxFiles: must be 2 to 10000"),
+    ] {
+        let message = of(fields).expect_err(fields).to_string();
+        assert!(message.contains(&format!("router.yaml:14: receiptFiles.{expected}")), "{fields}: {message}");
+    }
+}
+
 const PODS: &str = "schemaVersion: 1
 model: {name: tiny}
 discovery:

@@ -94,6 +94,14 @@ impl Tenancy {
 }
 
 impl Tenant {
+    /// A number that no other tenant has, as good as surely, and never 0. Who does not
+    /// know the secret cannot find one with another's.
+    pub fn digest(&self) -> u64 {
+        let signed = self.0.clone().sign();
+        let first = signed.as_ref().first_chunk().copied().unwrap_or_default();
+        u64::from_le_bytes(first).max(1)
+    }
+
     /// Its salt for a request that has the salt `own` itself: 64 hexadecimal digits,
     /// which vLLM and SGLang take.
     pub fn salt(self, own: Option<&str>) -> Arc<str> {
@@ -178,6 +186,8 @@ mod tests {
         ];
         let different: std::collections::HashSet<_> = all.iter().collect();
         assert_eq!(different.len(), all.len());
+        let digest = |name: &[u8]| tenancy(WithoutHeader::Refuse).named(name).digest();
+        assert!(digest(b"a") == digest(b"a") && digest(b"a") != digest(b"b"));
         assert!(all.iter().all(|salt| salt.len() == 64 && salt.bytes().all(|byte| byte.is_ascii_hexdigit())));
         assert_eq!(format!("{:?}", tenancy(WithoutHeader::Refuse).named(b"a")), "Tenant", "not by name");
     }

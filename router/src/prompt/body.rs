@@ -48,13 +48,13 @@ impl Body {
         if !text.trim_ascii_start().starts_with('{') {
             return serde_json::from_str(text).map(Self::from_json);
         }
-        let ReadBody { mut fields, messages } = serde_json::from_str(text)?;
+        let ReadBody { mut fields, messages, .. } = serde_json::from_str(text)?;
+        let messages = messages.map(|list| list.into_iter().map(|placed| placed.message));
         if endpoint == Endpoint::Chat {
-            return Ok(Self { fields: Value::Object(fields), messages });
+            return Ok(Self { fields: Value::Object(fields), messages: messages.map(Iterator::collect) });
         }
         if let Some(messages) = messages {
-            let messages = messages.into_iter().map(Message::into_json).collect();
-            fields.insert("messages".to_owned(), messages);
+            fields.insert("messages".to_owned(), messages.map(Message::into_json).collect());
         }
         Ok(Self::from_json(Value::Object(fields)))
     }

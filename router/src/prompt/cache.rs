@@ -1,11 +1,13 @@
-//! Token ids and block hashes of texts seen before, by their prefixes.
+//! Token ids and block hashes of texts seen before, and messages of bodies seen
+//! before, by their prefixes.
 //!
 //! A text is cut at safe boundaries ([`super::tokenize`]) into pieces of some
 //! size; where it is cut depends on nothing that follows. Each piece is kept under
 //! a key that names the piece and everything before it, so the next turn of a
 //! conversation finds the pieces of the last one, and only its new text is
 //! tokenised and hashed. Pieces hold what they add, not what precedes them: a long
-//! conversation takes as much room as its last turn.
+//! conversation takes as much room as its last turn. What is kept of bodies
+//! ([`super::seen`]) is kept in the same way and in the same room.
 //!
 //! The key of the first piece covers the namespace's root and whether special
 //! tokens are added. So no tenant's request is served from, or is faster for, what
@@ -23,6 +25,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvrouter_core::blocks::BlockHash;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+use super::seen::Chunk;
 
 /// Pieces are at least this long: shorter ones cost more in keeping than in
 /// making.
@@ -46,6 +50,15 @@ pub struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(u128);
 
+/// What is kept under a key. Keys of pieces and of chunks have other roots.
+#[derive(Debug)]
+pub enum Kept {
+    /// A piece of a text.
+    Piece(Arc<Piece>),
+    /// A chunk of a body.
+    Chunk(Arc<Chunk>),
+}
+
 /// The cache. Shared by all threads.
 #[derive(Debug)]
 pub struct Cache {
@@ -65,7 +78,7 @@ struct Shard {
 
 #[derive(Debug)]
 struct Entry {
-    piece: Arc<Piece>,
+    kept: Kept,
     /// Used since the hand last passed.
     used: bool,
 }
@@ -77,12 +90,33 @@ impl Piece {
     }
 }
 
+impl Kept {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Piece(piece) => piece.bytes(),
+            Self::Chunk(chunk) => chunk.bytes() + ENTRY_BYTES,
+        }
+    }
+}
+
+impl From<Piece> for Kept {
+    fn from(piece: Piece) -> Self {
+        Self::Piece(Arc::new(piece))
+    }
+}
+
+impl From<Chunk> for Kept {
+    fn from(chunk: Chunk) -> Self {
+        Self::Chunk(Arc::new(chunk))
+    }
+}
+
 impl Key {
-    /// The key of the piece `text` that follows the one of this key.
+    /// The key of the piece `bytes` that follows the one of this key.
     #[must_use]
-    pub fn next(self, text: &str) -> Self {
+    pub fn next(self, bytes: impl AsRef<[u8]>) -> Self {
         let (low, high) = (self.0 as u64, (self.0 >> 64) as u64);
-        let hash = xxh3_128_with_seed(text.as_bytes(), low);
+        let hash = xxh3_128_with_seed(bytes.as_ref(), low);
         // The seed carries half of the parent's key; this carries the other half.
         let mixed = ((hash >> 64) as u64).rotate_left(23) ^ high.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self(u128::from(mixed) << 64 | u128::from(hash as u64))
@@ -105,17 +139,33 @@ impl Cache {
         Key(xxh3_128_with_seed(&all, self.seed))
     }
 
-    /// The piece under `key`.
-    pub fn get(&self, key: Key) -> Option<Arc<Piece>> {
+    /// The piece of a text under `key`.
+    pub fn piece(&self, key: Key) -> Option<Arc<Piece>> {
+        self.find(key, |kept| match kept {
+            Kept::Piece(piece) => Some(Arc::clone(piece)),
+            Kept::Chunk(_) => None,
+        })
+    }
+
+    /// The chunk of a body under `key`.
+    pub fn chunk(&self, key: Key) -> Option<Arc<Chunk>> {
+        self.find(key, |kept| match kept {
+            Kept::Chunk(chunk) => Some(Arc::clone(chunk)),
+            Kept::Piece(_) => None,
+        })
+    }
+
+    fn find<T>(&self, key: Key, as_kind: impl Fn(&Kept) -> Option<T>) -> Option<T> {
         let mut shard = self.shard(key).lock();
         let entry = shard.entries.get_mut(&key.0)?;
         entry.used = true;
-        Some(Arc::clone(&entry.piece))
+        as_kind(&entry.kept)
     }
 
-    /// Keeps `piece`, unless it is larger than all the room there is.
-    pub fn insert(&self, key: Key, piece: Piece) {
-        let bytes = piece.bytes();
+    /// Keeps a piece or a chunk, unless it is larger than all the room there is.
+    pub fn insert(&self, key: Key, kept: impl Into<Kept>) {
+        let kept = kept.into();
+        let bytes = kept.bytes();
         let mut shard = self.shard(key).lock();
         if bytes > shard.room || shard.entries.contains_key(&key.0) {
             return;
@@ -123,7 +173,7 @@ impl Cache {
         let evicted = shard.make_room(bytes);
         shard.used += bytes;
         shard.queue.push_back(key.0);
-        shard.entries.insert(key.0, Entry { piece: Arc::new(piece), used: false });
+        shard.entries.insert(key.0, Entry { kept, used: false });
         drop(shard);
         self.evicted.fetch_add(evicted, Ordering::Relaxed);
     }
@@ -156,7 +206,7 @@ impl Shard {
                     self.queue.push_back(key);
                 }
                 Some(_) => {
-                    let freed = self.entries.remove(&key).map_or(0, |entry| entry.piece.bytes());
+                    let freed = self.entries.remove(&key).map_or(0, |entry| entry.kept.bytes());
                     self.used -= freed;
                     evicted += 1;
                 }
@@ -180,7 +230,7 @@ mod tests {
         let of = |shard: &Mutex<Shard>| {
             let shard = shard.lock();
             assert_eq!(shard.queue.len(), shard.entries.len(), "each is queued once");
-            shard.entries.values().map(|entry| entry.piece.bytes()).sum::<usize>()
+            shard.entries.values().map(|entry| entry.kept.bytes()).sum::<usize>()
         };
         cache.shards.iter().map(of).sum()
     }
@@ -191,7 +241,7 @@ mod tests {
         let cache = Cache::new(room, 1);
         let mut key = cache.root(BlockHash(0), 0);
         for number in 0..5_000_usize {
-            key = key.next(&number.to_string());
+            key = key.next(number.to_string());
             cache.insert(key, piece(number * 37 % 900));
             cache.insert(key, piece(1));
             assert!(cache.bytes() <= room, "{number}");
@@ -202,7 +252,7 @@ mod tests {
         assert!(cache.evicted() > 1_000, "it was full");
         assert!(cache.bytes() > room / 2, "it stays full");
         cache.insert(key.next("large"), piece(room));
-        assert_eq!(cache.get(key.next("large")), None, "larger than all the room");
+        assert_eq!(cache.piece(key.next("large")), None, "larger than all the room");
         assert!(cache.bytes() <= room);
     }
 
@@ -213,8 +263,8 @@ mod tests {
         let kept = root.next("kept");
         cache.insert(kept, piece(16));
         for number in 0..1_000 {
-            assert!(cache.get(kept).is_some(), "{number}");
-            cache.insert(root.next(&number.to_string()), piece(16));
+            assert!(cache.piece(kept).is_some(), "{number}");
+            cache.insert(root.next(number.to_string()), piece(16));
         }
     }
 

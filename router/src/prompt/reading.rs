@@ -22,12 +22,22 @@ pub(super) struct ReadBody {
     /// Its fields, without `messages` if they are a list.
     pub(super) fields: Map<String, Value>,
     /// The list.
-    pub(super) messages: Option<Vec<Message>>,
+    pub(super) messages: Option<Vec<Placed>>,
+    /// How often there were `messages`: the last ones count.
+    pub(super) lists: usize,
+}
+
+/// A message, and where it stands.
+pub(super) struct Placed {
+    pub(super) message: Message,
+    /// The address of its first name in the text that is read, if it is an object
+    /// that has one without escapes.
+    pub(super) name_at: Option<usize>,
 }
 
 /// `messages`, whatever they are.
 enum Messages {
-    List(Vec<Message>),
+    List(Vec<Placed>),
     Other(Value),
 }
 
@@ -40,7 +50,7 @@ enum Field {
 impl Messages {
     fn into_json(self) -> Value {
         match self {
-            Self::List(messages) => messages.into_iter().map(Message::into_json).collect(),
+            Self::List(messages) => messages.into_iter().map(|placed| placed.message.into_json()).collect(),
             Self::Other(value) => value,
         }
     }
@@ -49,6 +59,12 @@ impl Messages {
 impl From<Value> for Messages {
     fn from(value: Value) -> Self {
         Self::Other(value)
+    }
+}
+
+impl From<Value> for Placed {
+    fn from(value: Value) -> Self {
+        Self { message: Message::Other(value), name_at: None }
     }
 }
 
@@ -107,7 +123,7 @@ impl<'de> Deserialize<'de> for ReadBody {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ReadBody, A::Error> {
-                let mut body = ReadBody { fields: Map::new(), messages: None };
+                let mut body = ReadBody { fields: Map::new(), messages: None, lists: 0 };
                 while let Some(name) = map.next_key::<String>()? {
                     if name != "messages" {
                         let value = match name.as_str() {
@@ -119,6 +135,7 @@ impl<'de> Deserialize<'de> for ReadBody {
                         body.fields.insert(name, value);
                         continue;
                     }
+                    body.lists += 1;
                     // The last one counts, as everywhere.
                     match map.next_value()? {
                         Messages::List(messages) => {
@@ -165,22 +182,22 @@ impl<'de> Deserialize<'de> for Messages {
     }
 }
 
-impl<'de> Deserialize<'de> for Message {
+impl<'de> Deserialize<'de> for Placed {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Reader;
         impl<'de> Visitor<'de> for Reader {
-            type Value = Message;
+            type Value = Placed;
             visit_scalars!();
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Message, E> {
-                Ok(Message::Other(Value::from(text)))
+            fn visit_str<E: Error>(self, text: &str) -> Result<Placed, E> {
+                Ok(Value::from(text).into())
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Message, A::Error> {
-                Value::deserialize(SeqAccessDeserializer::new(list)).map(Message::Other)
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Placed, A::Error> {
+                Value::deserialize(SeqAccessDeserializer::new(list)).map(Placed::from)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Message, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Placed, A::Error> {
                 message(map)
             }
         }
@@ -217,25 +234,28 @@ impl<'de> Deserialize<'de> for Field {
 
 /// A plain message if it is one: a role and a text, in either order, and nothing
 /// else.
-fn message<'de, A: MapAccess<'de>>(mut map: A) -> Result<Message, A::Error> {
+fn message<'de, A: MapAccess<'de>>(mut map: A) -> Result<Placed, A::Error> {
+    let first: Option<FirstName> = map.next_key()?;
+    let name_at = first.as_ref().and_then(|first| first.at);
+    let mut next = first.map(|first| first.name);
     // Names of what is in the way of a plain message are kept, too.
     let mut seen: [Option<(Name, Field)>; 2] = [None, None];
     for slot in &mut seen {
-        let Some(name) = map.next_key()? else { break };
+        let Some(name) = next else { break };
         let value = match name {
             Name::Other(_) => Field::Other(map.next_value()?),
             Name::Role | Name::Content => map.next_value()?,
         };
         *slot = Some((name, value));
+        next = map.next_key()?;
     }
-    let next = map.next_key::<Name>()?;
     let seen = match seen {
         [Some((Name::Role, Field::Text(role))), Some((Name::Content, Field::Text(content)))]
         | [Some((Name::Content, Field::Text(content))), Some((Name::Role, Field::Text(role)))]
             if next.is_none() =>
         {
             match PLAIN_ROLES.into_iter().find(|plain| **plain == *role) {
-                Some(role) => return Ok(Message::Plain { role, content }),
+                Some(role) => return Ok(Placed { message: Message::Plain { role, content }, name_at }),
                 None => [Some((Name::Role, Field::Text(role))), Some((Name::Content, Field::Text(content)))],
             }
         }
@@ -245,7 +265,6 @@ fn message<'de, A: MapAccess<'de>>(mut map: A) -> Result<Message, A::Error> {
     for (name, value) in seen.into_iter().flatten() {
         fields.insert(name.into(), value.into_json());
     }
-    let mut next = next;
     while let Some(name) = next {
         let value = match name {
             Name::Content => map.next_value::<Field>()?.into_json(),
@@ -254,7 +273,7 @@ fn message<'de, A: MapAccess<'de>>(mut map: A) -> Result<Message, A::Error> {
         fields.insert(name.into(), value);
         next = map.next_key()?;
     }
-    Ok(Message::Other(Value::Object(fields)))
+    Ok(Placed { message: Message::Other(Value::Object(fields)), name_at })
 }
 
 /// The name of a message's field.
@@ -274,22 +293,44 @@ impl From<Name> for String {
     }
 }
 
+/// The first name of a message, and its address where it has no escapes.
+struct FirstName {
+    name: Name,
+    at: Option<usize>,
+}
+
+impl From<&str> for Name {
+    fn from(text: &str) -> Self {
+        match text {
+            "role" => Self::Role,
+            "content" => Self::Content,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        FirstName::deserialize(deserializer).map(|first| first.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for FirstName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Reader;
-        impl Visitor<'_> for Reader {
-            type Value = Name;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = FirstName;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a name")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Name, E> {
-                Ok(match text {
-                    "role" => Name::Role,
-                    "content" => Name::Content,
-                    other => Name::Other(other.to_owned()),
-                })
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<FirstName, E> {
+                Ok(FirstName { name: text.into(), at: Some(text.as_ptr() as usize) })
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<FirstName, E> {
+                Ok(FirstName { name: text.into(), at: None })
             }
         }
         deserializer.deserialize_str(Reader)

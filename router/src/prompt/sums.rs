@@ -3,11 +3,12 @@
 //! Templates write `'<|im_start|>' + role + '\n' + content + '<|im_end|>'`, and
 //! every `+` copies all that stands before it. A sum with a text among its operands
 //! is a text or an error, whatever the others are: so it is made the call of a
-//! function that takes all of them at once. That the changed template says the same
+//! function that takes all of them at once. A sum that is only written is not even
+//! put together: its operands are written one after the other. That the changed template says the same
 //! is checked on its syntax tree; a sum of which that is not so stays as it was.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Rest, Value as Jinja};
+use minijinja::value::{Object, Rest, Value as Jinja};
 use minijinja::{Error, ErrorKind};
 use serde_json::{Value, json};
 
@@ -15,23 +16,26 @@ use super::inspect::{Tree, body, items, kind_of, name_of};
 
 /// The function. No template calls it by itself.
 pub const NAME: &str = "sum_of_texts";
+/// The function for sums that are only written.
+pub const WRITTEN: &str = "written_sum_of_texts";
 /// Operands below which a sum stays: two are added in one step anyway.
 const LEAST: usize = 3;
 
-/// A sum: where it stands and where its operands do.
+/// A sum: what stands for it, where it stands and where its operands do.
 struct Sum {
+    function: &'static str,
     at: (usize, usize),
     operands: Vec<(usize, usize)>,
 }
 
-/// `source`, whose tree is `tree`, with calls of [`NAME`] in place of sums; `None` if
+/// `source`, whose tree is `tree`, with calls in place of sums; `None` if
 /// there are none that can be made so.
 pub fn at_once(source: &str, tree: &Tree, syntax: &SyntaxConfig) -> Option<String> {
     if source.contains(NAME) {
         return None;
     }
     let mut sums = Vec::new();
-    find(tree.root(), &mut sums);
+    find(tree.root(), NAME, &mut sums);
     sums.sort_by_key(|sum| sum.at);
     let whole = bare(tree.root());
     let says_the_same =
@@ -47,26 +51,48 @@ fn changed(source: &str, sums: &[Sum]) -> Option<String> {
         let operands: Option<Vec<&str>> =
             sum.operands.iter().map(|(at, end)| source.get(*at..*end)).collect();
         text.push_str(source.get(from..sum.at.0)?);
-        text.push_str(&format!("{NAME}({})", operands?.join(", ")));
+        text.push_str(&format!("{}({})", sum.function, operands?.join(", ")));
         from = sum.at.1;
     }
     text.push_str(source.get(from..)?);
     Some(text)
 }
 
-/// The function: all operands must be texts, as in a sum with a text.
+/// Texts that are written one after the other.
+#[derive(Debug)]
+pub struct Texts(Vec<Jinja>);
+
+impl Object for Texts {}
+
+impl Texts {
+    /// The texts.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(Jinja::as_str)
+    }
+}
+
+/// The function [`NAME`]: all operands must be texts, as in a sum with a text.
 pub fn sum_of_texts(operands: Rest<Jinja>) -> Result<String, Error> {
-    let text = |operand: &'_ Jinja| operand.as_str().map(str::len);
-    let length: Option<usize> = operands.iter().map(text).sum();
-    let length =
-        length.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "only texts add up to a text"))?;
-    let mut sum = String::with_capacity(length);
+    let mut sum = String::with_capacity(length(&operands)?);
     operands.iter().filter_map(Jinja::as_str).for_each(|text| sum.push_str(text));
     Ok(sum)
 }
 
-/// Sums with a text in them, the outermost of each.
-fn find(node: &Value, sums: &mut Vec<Sum>) {
+/// The function [`WRITTEN`]. What writes values knows what it returns.
+pub fn written_sum_of_texts(operands: Rest<Jinja>) -> Result<Jinja, Error> {
+    length(&operands)?;
+    Ok(Jinja::from_object(Texts(operands.0)))
+}
+
+/// How many bytes they are together, if all of them are texts.
+fn length(operands: &[Jinja]) -> Result<usize, Error> {
+    let length: Option<usize> = operands.iter().map(|operand| operand.as_str().map(str::len)).sum();
+    length.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "only texts add up to a text"))
+}
+
+/// Sums with a text in them, the outermost of each. `function` stands for `node`
+/// itself, if it is one.
+fn find(node: &Value, function: &'static str, sums: &mut Vec<Sum>) {
     if is_sum(node) {
         let mut operands = Vec::new();
         flatten(node, &mut operands);
@@ -77,13 +103,16 @@ fn find(node: &Value, sums: &mut Vec<Sum>) {
         if let (true, Some(at), Some(operands)) = (has_text, span(node), spans)
             && operands.len() >= LEAST
         {
-            sums.push(Sum { at, operands });
+            sums.push(Sum { function, at, operands });
             return;
         }
     }
+    if kind_of(node) == Some("EmitExpr") {
+        return find(&body(node)["expr"], WRITTEN, sums);
+    }
     match node {
-        Value::Object(fields) => fields.values().for_each(|value| find(value, sums)),
-        Value::Array(list) => list.iter().for_each(|value| find(value, sums)),
+        Value::Object(fields) => fields.values().for_each(|value| find(value, NAME, sums)),
+        Value::Array(list) => list.iter().for_each(|value| find(value, NAME, sums)),
         _ => {}
     }
 }
@@ -105,7 +134,7 @@ fn flatten<'a>(node: &'a Value, operands: &mut Vec<&'a Value>) {
 
 /// Where a node and all in it stands in the source: a filter's own place begins at
 /// its name.
-fn span(node: &Value) -> Option<(usize, usize)> {
+pub fn span(node: &Value) -> Option<(usize, usize)> {
     let of_parts = match node {
         Value::Object(fields) => fields.values().filter_map(span).reduce(both),
         Value::Array(list) => list.iter().filter_map(span).reduce(both),
@@ -120,10 +149,13 @@ fn both(one: (usize, usize), other: (usize, usize)) -> (usize, usize) {
     (one.0.min(other.0), one.1.max(other.1))
 }
 
-/// The tree without places, and with sums for calls of the function.
-fn bare(node: &Value) -> Value {
+/// The tree without places, and with sums for calls of the functions.
+pub fn bare(node: &Value) -> Value {
     match node {
-        Value::Object(_) if kind_of(node) == Some("Call") && name_of(&body(node)["expr"]) == Some(NAME) => {
+        Value::Object(_)
+            if kind_of(node) == Some("Call")
+                && [Some(NAME), Some(WRITTEN)].contains(&name_of(&body(node)["expr"])) =>
+        {
             let operands = items(&body(node)["args"]).iter().map(|argument| bare(&argument["Pos"]));
             let sum = |left: Value, right: Value| json!({"expr": "BinOp", "inner": {"op": "Add", "left": left, "right": right}});
             operands.reduce(sum).unwrap_or_default()
@@ -148,30 +180,34 @@ mod tests {
     fn check(why: &str, source: &str, expected: Option<&str>) {
         let tree = Tree::parse(source, SyntaxConfig::default()).expect("a template");
         let changed = at_once(source, &tree, &SyntaxConfig::default());
-        assert_eq!(changed.map(|text| text.replace(NAME, "S")).as_deref(), expected, "{why}");
+        assert_eq!(
+            changed.map(|text| text.replace(WRITTEN, "W").replace(NAME, "S")).as_deref(),
+            expected,
+            "{why}"
+        );
     }
 
     #[test]
     fn sums_with_a_text_are_made_at_once() {
-        check("three", "x{{- 'a' + b + c -}}", Some("x{{- S('a', b, c) -}}"));
-        check("a text anywhere", "{{ b.c + d[0] + 'a' }}", Some("{{ S(b.c, d[0], 'a') }}"));
-        check("filters bind closer", "{{ 'a' + b|trim + c }}", Some("{{ S('a', b|trim, c) }}"));
+        check("three", "x{{- 'a' + b + c -}}", Some("x{{- W('a', b, c) -}}"));
+        check("a text anywhere", "{{ b.c + d[0] + 'a' }}", Some("{{ W(b.c, d[0], 'a') }}"));
+        check("filters bind closer", "{{ 'a' + b|trim + c }}", Some("{{ W('a', b|trim, c) }}"));
         check(
             "calls and sums in them",
             "{{ 'a' + f(1 + 2, 'x' + y + z) + c }}",
-            Some("{{ S('a', f(1 + 2, 'x' + y + z), c) }}"),
+            Some("{{ W('a', f(1 + 2, 'x' + y + z), c) }}"),
         );
-        check("brackets", "{{ ('a' + b) + (c + d) + e }}", Some("{{ S('a', b, c + d, e) }}"));
+        check("brackets", "{{ ('a' + b) + (c + d) + e }}", Some("{{ W('a', b, c + d, e) }}"));
         check(
             "in a condition and a variable",
             "{% if a + 'b' + c == d %}{% set x = 'é' + y + '\\n' %}{% endif %}",
             Some("{% if S(a, 'b', c) == d %}{% set x = S('é', y, '\\n') %}{% endif %}"),
         );
-        check("over lines", "{{ 'a'\n  + b\n  + c }}", Some("{{ S('a', b, c) }}"));
+        check("over lines", "{{ 'a'\n  + b\n  + c }}", Some("{{ W('a', b, c) }}"));
         check(
             "one that cannot be taken apart stays",
             "{{ 'a' + (b or c)|trim + d }}{{ 'a' + b + c }}",
-            Some("{{ 'a' + (b or c)|trim + d }}{{ S('a', b, c) }}"),
+            Some("{{ 'a' + (b or c)|trim + d }}{{ W('a', b, c) }}"),
         );
         check("two operands", "{{ 'a' + b }}", None);
         check("no text", "{{ a + b + c }}", None);

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::inspect::{ContentFormat, Tree};
 use super::python::{self, Day};
 use super::python_json::{Style, dumps};
-use super::sums;
+use super::{searches, sums};
 
 /// Instructions that one rendering may execute, by how many values a chat has at
 /// most: a template takes some 100 for each, and one that loops for ever is stopped
@@ -141,7 +141,7 @@ impl Templates {
             environment.add_template_owned(name.clone(), text.clone()).map_err(compile)?;
             let tree = Tree::parse(&text, syntax()).map_err(compile)?;
             let traits = Traits::of(&source, &tree);
-            if let Some(faster) = sums::at_once(&text, &tree, &syntax()) {
+            if let Some(faster) = faster(&text, &tree) {
                 environment.add_template_owned(name.clone(), faster).map_err(compile)?;
             }
             all.insert(name, traits);
@@ -248,6 +248,15 @@ impl Traits {
     }
 }
 
+/// A template that says what `text` says, in fewer steps; `None` if there is none.
+fn faster(text: &str, tree: &Tree) -> Option<String> {
+    let summed = sums::at_once(text, tree, &syntax());
+    let summed = summed.and_then(|text| Tree::parse(&text, syntax()).ok().map(|tree| (text, tree)));
+    let (text, tree) = summed.as_ref().map_or((text, tree), |(text, tree)| (text.as_str(), tree));
+    let left = searches::left_early(text, tree, &syntax());
+    left.or_else(|| summed.map(|(text, _)| text))
+}
+
 /// Whether a second system message shows in what the template writes; `None` if
 /// it fails. Engines ask with Jinja2's own environment, without transformers'
 /// functions.
@@ -303,9 +312,10 @@ fn environment() -> Environment<'static> {
     environment.set_unknown_method_callback(python::method);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_formatter(|out, _, value| {
-        let written = match value.as_str() {
-            Some(text) => out.write_str(text),
-            None => out.write_str(&python::str_of(value)?),
+        let written = match (value.as_str(), value.downcast_object_ref::<sums::Texts>()) {
+            (Some(text), _) => out.write_str(text),
+            (None, Some(texts)) => texts.iter().try_for_each(|text| out.write_str(text)),
+            (None, None) => out.write_str(&python::str_of(value)?),
         };
         written.map_err(|_| minijinja::Error::new(ErrorKind::WriteFailure, "out of room"))
     });
@@ -321,6 +331,7 @@ fn environment() -> Environment<'static> {
     });
     environment.add_function("strftime_now", strftime_now);
     environment.add_function(sums::NAME, sums::sum_of_texts);
+    environment.add_function(sums::WRITTEN, sums::written_sum_of_texts);
     environment
 }
 
@@ -518,6 +529,69 @@ mod tests {
             Some("1"),
         );
         renders("an unknown filter", "{{ a | nosuch }}", json!({}), None);
+    }
+
+    /// A template that looks for the user's last question, and one in which it is
+    /// decided late what the search is for.
+    const SEARCHES: [&str; 2] = [
+        "{%- set ns = namespace(on=true, last=messages|length - 1) %}
+{%- for m in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.on and m.role == 'user' and not m.content.startswith('<tool_response>') %}
+        {%- set ns.on = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+    {{- '<|' + m.role + '|>' + m.content + '<|end|>' }}
+    {%- set note = 'of ' + m.role + ' ' %}
+    {%- if loop.index0 > ns.last %}{{ note + m.content + '!' }}{% endif %}
+{%- endfor %}{{ ns.last }}",
+        "{%- set ns = namespace(on=messages|length > 3, count=0) %}
+{%- for m in messages %}
+    {%- if ns.on %}{% set ns.count = ns.count + 1 %}{{ m.role + ',' + '' }}{% if m.role == 'tool' %}{% set ns.on = 0 %}{% endif %}{% endif %}
+    {%- if ns.on and m.role == 'system' %}{% set ns.on = false %}{% endif %}
+{%- endfor %}{{ ns.count }}",
+    ];
+
+    /// The oracle is the template as it was written.
+    #[test]
+    fn faster_templates_say_the_same() {
+        let mut lot = crate::prompt::tests::Lot(5);
+        for source in SEARCHES {
+            let tree = Tree::parse(source, syntax()).expect("valid");
+            let changed = faster(source, &tree).expect("there are sums and searches");
+            assert!(changed.contains("break") && changed.contains(sums::WRITTEN), "{changed}");
+            let mut plain = environment();
+            plain.add_template(DEFAULT, source).expect("valid");
+            let templates =
+                Templates::compile(vec![(DEFAULT.to_owned(), source.to_owned())], BTreeMap::new())
+                    .expect("valid");
+            let (mut written, mut failed) = (0, 0);
+            for step in 0..400 {
+                let mut messages: Vec<Value> = (0..lot.below(9)).map(|_| lot.message()).collect();
+                if lot.below(4) > 0 {
+                    // What sums and searches take is text.
+                    messages.iter_mut().for_each(|message| message["content"] = Value::from(lot.text()));
+                }
+                if !messages.is_empty() && lot.below(4) == 0 {
+                    let at = lot.below(messages.len());
+                    messages[at]["role"] = Value::Null;
+                }
+                let variables = BTreeMap::from([("messages", Jinja::from(Serde(&messages)))]);
+                let expected = plain.get_template(DEFAULT).expect("there").render(variables.clone()).ok();
+                match &expected {
+                    Some(_) => written += 1,
+                    None => failed += 1,
+                }
+                assert_eq!(
+                    templates.render(DEFAULT, variables, 0).ok(),
+                    expected,
+                    "step {step}: {messages:?}"
+                );
+            }
+            assert!(written > 100 && failed > 10, "{written} and {failed}");
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ fn prepare(prompter: &Prompter, endpoint: Endpoint, body: &Value, engine: Engine
     let asked = Asked { endpoint, engine, adapter: None, identity: &identity, size: size(), now_unix_ms: 0 };
     // Read from bytes, as requests are, and from JSON: it must be the same.
     let bytes = serde_json::to_vec(body).expect("it is JSON");
-    let read = Body::parse(endpoint, &bytes).expect("it is JSON");
+    let read = prompter.read(endpoint, 0, &bytes).expect("it is JSON");
     let prompt = prompter.prepare(&asked, read);
     let mut again = prompter.prepare(&asked, Body::from_json(body.clone()));
     again.work = prompt.work;
@@ -172,6 +172,93 @@ fn a_next_turn_costs_its_new_text_only() {
         assert!(turns < 5 || next.work.encoded.0 <= all - before + 300, "{turns}: {:?} of {all}", next.work);
         before = all;
     }
+}
+
+/// Numbers that look random and are the same in every run.
+pub(super) struct Lot(pub(super) u64);
+
+impl Lot {
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).expect("it has 31 bits") % end
+    }
+
+    /// Text with all that JSON and templates may stumble over.
+    pub(super) fn text(&mut self) -> String {
+        const SCRAPS: [&str; 12] = [
+            "which oven is warm? ",
+            "\n",
+            "\"quoted\" \\ ",
+            "路由器",
+            "🔥\u{301}",
+            "<|im_end|>",
+            "<tool_response>",
+            "{\"messages\":[",
+            "}],",
+            "\t\u{1}",
+            " ",
+            "a",
+        ];
+        (0..self.below(60)).map(|_| SCRAPS[self.below(SCRAPS.len())]).collect()
+    }
+
+    /// A message of any kind that an engine takes.
+    pub(super) fn message(&mut self) -> Value {
+        let text = self.text();
+        match self.below(12) {
+            0 => json!({"role": "system", "content": text}),
+            1 => json!({"content": text, "role": "user"}),
+            2 => {
+                json!({"role": "user", "content": [{"type": "text", "text": text}, {"type": "text", "text": self.text()}]})
+            }
+            3 => json!({"role": "assistant", "content": null, "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": json!({"a": text}).to_string()}}
+            ]}),
+            4 => json!({"role": "tool", "tool_call_id": "c", "content": text}),
+            5 => json!({"role": "user", "content": text, "name": "n"}),
+            6 => json!({"role": "assistant", "content": text, "reasoning_content": "hm"}),
+            at if at % 2 == 0 => json!({"role": "assistant", "content": text}),
+            _ => json!({"role": "user", "content": text}),
+        }
+    }
+}
+
+/// Conversations that go on, are edited in the middle, cut, or sent with other tools
+/// and other variables: what is kept changes nothing about them. The oracle keeps
+/// nothing.
+#[test]
+fn what_is_kept_changes_no_prompt() {
+    let (keeps, plain) = (prompter(), Prompter::load(&folder(), 0, 1).expect("the fixture loads"));
+    let mut lot = Lot(11);
+    let mut messages: Vec<Value> = Vec::new();
+    let tool = |name: &str| json!([{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]);
+    let mut reused = 0;
+    for step in 0..150 {
+        match lot.below(8) {
+            0 if !messages.is_empty() => {
+                let at = lot.below(messages.len());
+                messages[at] = lot.message();
+            }
+            1 => messages.truncate(lot.below(messages.len() + 1)),
+            _ => {}
+        }
+        messages.extend((0..=lot.below(9)).map(|_| lot.message()));
+        let mut body = json!({"model": "m", "messages": messages});
+        match lot.below(6) {
+            0 => body["tools"] = tool("f"),
+            1 => body = json!({"tools": tool("g"), "messages": messages, "stream": true}),
+            2 => body["chat_template_kwargs"] = json!({"enable_thinking": false}),
+            3 => body["add_generation_prompt"] = json!(false),
+            _ => {}
+        }
+        let (kept, whole) = (
+            prepare(&keeps, Endpoint::Chat, &body, Engine::VLLM),
+            prepare(&plain, Endpoint::Chat, &body, Engine::VLLM),
+        );
+        reused += kept.work.reused.0;
+        assert_eq!((kept.refused, &kept.parts), (None, &whole.parts), "step {step}: {body}");
+    }
+    assert!(reused > 10_000, "{reused} tokens were known");
 }
 
 /// Another salt shares nothing: neither hashes nor the time it takes.

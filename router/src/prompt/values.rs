@@ -35,13 +35,37 @@ pub fn of(value: &Value) -> Jinja {
 /// The messages of a chat for a template. Texts of plain ones are shared.
 pub fn messages(messages: &[Message]) -> Jinja {
     let message = |message: &Message| match message {
-        Message::Plain { role, content } => Jinja::from_object(Fields(vec![
-            (Jinja::from("role"), Jinja::from(*role)),
-            (Jinja::from("content"), Jinja::from(Arc::clone(content))),
-        ])),
+        Message::Plain { role, content } => {
+            Jinja::from_object(Plain { role: Jinja::from(*role), content: Jinja::from(Arc::clone(content)) })
+        }
         Message::Other(value) => of(value),
     };
     Jinja::from_object(messages.iter().map(message).collect::<Vec<Jinja>>())
+}
+
+/// A message that is a role and a text.
+#[derive(Debug)]
+struct Plain {
+    role: Jinja,
+    content: Jinja,
+}
+
+impl Object for Plain {
+    fn get_value(self: &Arc<Self>, key: &Jinja) -> Option<Jinja> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Jinja> {
+        match key {
+            "role" => Some(self.role.clone()),
+            "content" => Some(self.content.clone()),
+            _ => None,
+        }
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Str(&["role", "content"])
+    }
 }
 
 /// A small object. Names differ, as they do in what it was made of.

@@ -124,7 +124,7 @@ pub fn prepare_blocking(
     body: &[u8],
     tenant: Option<Tenant>,
 ) -> Result<Prepared, ClientError> {
-    let parsed = Body::parse(endpoint, body);
+    let parsed = pool.prompter.read(endpoint, tenant.as_ref().map_or(0, Tenant::digest), body);
     if !endpoint.has_a_prompt() {
         let prepared = other(pool, request_id, &parsed.unwrap_or(Body::from_json(Value::Null)));
         return Ok(Prepared { division: division(pool, endpoint, body), ..prepared });

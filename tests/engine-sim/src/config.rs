@@ -129,6 +129,10 @@ pub struct Config {
     /// models with both kinds of attention.
     #[arg(long)]
     pub hybrid: bool,
+    /// Where events say that its pages are: `GPU`, or as an engine tells of offloaded ones
+    /// `CPU` or `DISK`.
+    #[arg(long, default_value = "GPU")]
+    pub medium: String,
     /// `PYTHONHASHSEED` of a vLLM process. Unset, vLLM up to 0.28 roots its hashes at
     /// random in each process.
     #[arg(long)]

@@ -20,6 +20,17 @@ pub enum Event {
     Cleared,
 }
 
+impl Event {
+    /// Names the tier of its pages.
+    pub(crate) fn is_at(&mut self, medium: &str) {
+        match self {
+            Self::Stored(stored) => stored.medium = Some(medium.to_owned()),
+            Self::Removed(removed) => removed.medium = Some(medium.to_owned()),
+            Self::Cleared => {}
+        }
+    }
+}
+
 /// Pages that became available for reuse, each the child of the one before.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stored {

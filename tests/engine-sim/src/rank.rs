@@ -446,6 +446,7 @@ impl State {
         if events.is_empty() || self.publisher.is_none() {
             return;
         }
+        events.iter_mut().for_each(|event| event.is_at(&self.config.medium));
         if self.config.hybrid {
             events = with_windows(events);
         }

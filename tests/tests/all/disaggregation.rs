@@ -269,9 +269,9 @@ async fn usage_tells_what_prefill_had_cached() {
             let body = answer.text();
             let events = body.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
             let usages = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
-            let cached =
+            let mut cached =
                 usages.filter_map(|body| body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64());
-            let cached = cached.last().unwrap();
+            let cached = cached.next_back().unwrap();
             assert!(cached > 0, "{}: {body}", speaks.protocol);
             let of_prefill = of_role(&receipts, "Prefill")[0];
             assert_eq!(of_prefill["result"]["engine_cached_tokens"], cached, "{}", speaks.protocol);

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{MODEL, Router, Setup, chat_directly, engine, fault, long, text, until};
+use crate::harness::{MODEL, Router, Setup, chat_directly, engine, fault, id, long, text, until};
 
 /// Sends a chat with headers; the receipt of its last attempt and the status.
 async fn chat_with(router: &Router, headers: &[(&str, &str)], body: &Value) -> (u16, Value) {
@@ -137,6 +137,45 @@ async fn a_full_worker_is_passed_over_and_a_full_fleet_says_so() {
         let _ = task.await.unwrap().unwrap();
     }
     router.is_idle().await;
+}
+
+/// One worker holds all of a prompt in its host's memory, the other one half of it on the device.
+/// Which of them is cheaper is what `tierCredits` says.
+#[tokio::test]
+async fn a_tier_is_worth_what_its_credit_says() {
+    let offloaded = engine(|config| config.medium = "CPU".to_owned()).await;
+    let device = engine(|_| {}).await;
+    let workers = [&offloaded, &device];
+    let router = async |credits: &str| {
+        let more = format!("tierCredits: {credits}");
+        Router::start(Setup::zmq(&workers).events_only().more(&more)).await
+    };
+    let (generous, strict) = (router("{host: 0.9}").await, router("{host: 0.1, disk: 0}").await);
+    let question = long(1)[0]["content"].as_str().unwrap().to_owned();
+    let half = json!([{"role": "user", "content": question[..question.len() / 2]}]);
+    chat_directly(&offloaded, &long(1), None).await;
+    chat_directly(&device, &half, None).await;
+    for (router, expected) in [(&generous, &offloaded), (&strict, &device)] {
+        for engine in workers {
+            router.agrees_with(engine).await;
+        }
+        // Both routers see the same fleet: what is asked first must not change it.
+        let url = format!("http://{}/v1/admin/explain", router.at.admin);
+        let explained = router.client.post(&url, &body(long(1))).await.unwrap().json().unwrap();
+        let claimed = |at: usize, tier: &str| {
+            let all = explained["candidates"].as_array().unwrap();
+            let one = all.iter().find(|one| one["target"] == format!("{}#0", id(workers[at]))).unwrap();
+            one["claimed"][tier].as_u64().unwrap()
+        };
+        let (host, on_device) = (claimed(0, "host"), claimed(1, "device"));
+        assert!(on_device > 5 && host > on_device + 5, "{explained}");
+        assert_eq!((claimed(0, "device"), claimed(1, "host")), (0, 0), "{explained}");
+        assert_eq!(target(&explained), format!("{}#0", id(expected)), "{explained}");
+    }
+    for (router, expected) in [(&generous, &offloaded), (&strict, &device)] {
+        let (_, receipt) = chat_with(router, &[], &body(long(1))).await;
+        assert_eq!(target(&receipt), format!("{}#0", id(expected)), "{receipt}");
+    }
 }
 
 /// Case B17 and K21b: a salt is a cache of its own, for engine and router alike.

@@ -125,8 +125,7 @@ mod tests {
             Chat,
             r#"{"max_tokens": 9,"max_completion_tokens":8,"min_tokens":7,"stream":true,"stream_options":{"include_usage":true},"kv_transfer_params":{"remote_host":"evil"}}"#,
             None,
-            &r#"{"max_tokens": 1,"max_completion_tokens":1,"min_tokens":1,"stream":false,"stream_options":null,FLAGS}}"#
-                .to_owned(),
+            r#"{"max_tokens": 1,"max_completion_tokens":1,"min_tokens":1,"stream":false,"stream_options":null,FLAGS}}"#,
         );
         check(
             Chat,

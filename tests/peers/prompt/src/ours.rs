@@ -39,7 +39,7 @@ impl Ours {
             size: BlockSize::new(16).expect("not zero"),
             now_unix_ms: 0,
         };
-        let mut prompt = self.prompter.prepare(&asked, parse(body));
+        let mut prompt = self.prompter.prepare(&asked, self.read(body));
         assert_eq!(prompt.refused, None, "a plain chat is not refused");
         let part = prompt.parts.remove(0);
         assert_eq!(part.blocks.len(), part.tokens.len() / 16, "all full blocks are hashed");
@@ -48,7 +48,7 @@ impl Ours {
 
     /// The text of a request.
     pub(crate) fn text(&self, body: &[u8]) -> String {
-        let mut body = parse(body);
+        let mut body = Body::parse(Endpoint::Chat, body).expect("JSON");
         let Ok(Content::Chat(chat)) = self.prompter.content(Endpoint::Chat, &mut body, Engine::VLLM) else {
             unreachable!("it is a chat")
         };
@@ -59,8 +59,8 @@ impl Ours {
     pub(crate) fn encode(&self, text: &str) -> usize {
         self.tokenizer.encode(text, Specials::AsWritten).expect("text has tokens").len()
     }
-}
 
-fn parse(body: &[u8]) -> Body {
-    Body::parse(Endpoint::Chat, body).expect("JSON")
+    fn read(&self, body: &[u8]) -> Body {
+        self.prompter.read(Endpoint::Chat, 0, body).expect("JSON")
+    }
 }
