@@ -5,6 +5,7 @@
 //! JSON value.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
@@ -30,9 +31,9 @@ pub(super) struct ReadBody {
 /// A message, and where it stands.
 pub(super) struct Placed {
     pub(super) message: Message,
-    /// The address of its first name in the text that is read, if it is an object
+    /// The addresses of its first name in the text that is read, if it is an object
     /// that has one without escapes.
-    pub(super) name_at: Option<usize>,
+    pub(super) name_at: Option<Range<usize>>,
 }
 
 /// `messages`, whatever they are.
@@ -236,7 +237,7 @@ impl<'de> Deserialize<'de> for Field {
 /// else.
 fn message<'de, A: MapAccess<'de>>(mut map: A) -> Result<Placed, A::Error> {
     let first: Option<FirstName> = map.next_key()?;
-    let name_at = first.as_ref().and_then(|first| first.at);
+    let name_at = first.as_ref().and_then(|first| first.at.clone());
     let mut next = first.map(|first| first.name);
     // Names of what is in the way of a plain message are kept, too.
     let mut seen: [Option<(Name, Field)>; 2] = [None, None];
@@ -293,10 +294,10 @@ impl From<Name> for String {
     }
 }
 
-/// The first name of a message, and its address where it has no escapes.
+/// The first name of a message, and its addresses where it has no escapes.
 struct FirstName {
     name: Name,
-    at: Option<usize>,
+    at: Option<Range<usize>>,
 }
 
 impl From<&str> for Name {
@@ -326,7 +327,8 @@ impl<'de> Deserialize<'de> for FirstName {
             }
 
             fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<FirstName, E> {
-                Ok(FirstName { name: text.into(), at: Some(text.as_ptr() as usize) })
+                let at = text.as_bytes().as_ptr_range();
+                Ok(FirstName { name: text.into(), at: Some(at.start as usize..at.end as usize) })
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<FirstName, E> {

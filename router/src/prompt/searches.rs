@@ -18,7 +18,7 @@
 //! * The variables come first. They are sums and differences of what no turn changes and
 //!   of the loop's own counters. The first turn is never skipped, and where they are no error in one
 //!   turn, they are none in the next.
-//! * Nothing else follows from how a loop ends: it has no `else`.
+//! * Nothing else follows from how a loop ends: it has no `else`, and nobody keeps `loop`.
 //!
 //! That the changed template says the same but for its exits is checked on its syntax
 //! tree; one of which that is not so stays as it was.
@@ -114,6 +114,7 @@ fn guard_of(node: &Value) -> Option<Guard<'_>> {
         || walk["recursive"] != false
         || !walk["filter_expr"].is_null()
         || !items(&walk["else_body"]).is_empty()
+        || keeps_loop(&walk["body"])
     {
         return None;
     }
@@ -138,6 +139,23 @@ fn guard_of(node: &Value) -> Option<Guard<'_>> {
         }
     }
     guard.filter(|guard| !changing.contains(&guard.variable))
+}
+
+/// Whether `loop` itself is used, and not only what it tells: who keeps it could see
+/// later how far it went.
+fn keeps_loop(node: &Value) -> bool {
+    let of_loop = |inner: &Value| name_of(&fields(inner)["expr"]) == Some("loop");
+    match kind_of(node) {
+        Some("Var") if name_of(node) == Some("loop") => return true,
+        Some("GetAttr") if of_loop(node) => return false,
+        Some("GetItem") if of_loop(node) => return keeps_loop(&fields(node)["subscript_expr"]),
+        _ => {}
+    }
+    match node {
+        Value::Object(fields) => fields.values().any(keeps_loop),
+        Value::Array(list) => list.iter().any(keeps_loop),
+        _ => false,
+    }
 }
 
 /// What a condition asks before anything else.
@@ -213,18 +231,30 @@ mod tests {
         check("asked twice", &walk(&format!("^{ask}{ask}")));
         check("the field alone", &walk("^{% if ns.on %}x{% endif %}"));
 
+        let two = format!("{{% if a %}}{0}{{% else %}}{0}{{% endif %}}", walk(&format!("^{ask}")));
+        check("two of them", &two);
+
         check("text beside it", &walk(&format!("{ask}x")));
         check("a value beside it", &walk(&format!("{{{{ m }}}}{ask}")));
         check("asked second", &walk("{% if m.a and ns.on %}x{% endif %}"));
         check("asked or something", &walk("{% if ns.on or m.a %}x{% endif %}"));
         check("not asked", &walk("{% if not ns.on %}x{% endif %}"));
         check("something else otherwise", &walk("{% if ns.on %}x{% else %}y{% endif %}"));
+        check("the loop kept", &walk("{% if ns.on %}{% set ns.l = loop %}{% endif %}"));
+        check("what it tells kept", &walk("^{% if ns.on %}{% set ns.l = loop.index %}{% endif %}"));
         check("two fields", &walk(&format!("{ask}{{% if ns.off %}}x{{% endif %}}")));
         check("a field of the message", &walk("{% if m.on and ns.on %}x{% endif %}"));
         check("a field of what the turn sets", &walk("{% set ns = a %}{% if ns.on %}x{% endif %}"));
         check("a variable of the message", &walk(&format!("{{% set i = m + 1 %}}{ask}")));
         check("a variable that may fail later", &walk(&format!("{{% set i = 1 / loop.index0 %}}{ask}")));
         check("a variable behind a condition", &walk(&format!("{ask}{{% set i = x + 1 %}}")));
+        check("the length of a message", &walk(&format!("{{% set i = m|length %}}{ask}")));
+        check("the length of a call", &walk(&format!("{{% set i = f(1)|length %}}{ask}")));
+        check("a length of something", &walk(&format!("{{% set i = ms|length(m) %}}{ask}")));
+        check("another filter", &walk(&format!("{{% set i = ms|first %}}{ask}")));
+        check("a field of something else", &walk(&format!("{{% set i = m.index %}}{ask}")));
+        check("no counter", &walk(&format!("{{% set i = loop.previtem %}}{ask}")));
+        check("a field of the loop", &walk("{% if loop.last and m.a %}x{% endif %}"));
         check("a call", &walk(&format!("{{% set i = f(1) %}}{ask}")));
         check("a field set each time", &walk(&format!("{{% set ns.on = true %}}{ask}")));
         check("a loop with else", &format!("{{% for m in ms %}}{ask}{{% else %}}y{{% endfor %}}"));

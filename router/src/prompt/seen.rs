@@ -20,6 +20,8 @@
 //! errors name the right place. Tenants have keys of their own, and what was said under
 //! a cache salt is not kept: no tenant's request is faster for what another one sent.
 
+use std::ops::Range;
+
 use serde_json::{Map, Value};
 
 use super::body::{Body, Message};
@@ -66,11 +68,20 @@ struct Known {
     chunks: usize,
 }
 
+/// Where a message begins, in the body.
+#[derive(Clone, Copy)]
+struct Begin {
+    /// Its brace.
+    brace: usize,
+    /// Behind its first name, from where on nothing about this changes.
+    name_end: usize,
+}
+
 /// What is read of a body, and where each of its messages begins, if that is known.
 struct Read {
     fields: Map<String, Value>,
     messages: Option<Vec<Message>>,
-    begins: Vec<Option<usize>>,
+    begins: Vec<Option<Begin>>,
     /// There is one list of messages.
     is_plain: bool,
 }
@@ -129,9 +140,9 @@ impl Known {
 
     /// Keeps the messages that were not among the `known` first; `begins` says where
     /// they stand.
-    fn keep(&self, cache: &Cache, bytes: &[u8], known: usize, begins: &[Option<usize>]) {
+    fn keep(&self, cache: &Cache, bytes: &[u8], known: usize, begins: &[Option<Begin>]) {
         let Some(Some(first)) = begins.first().copied() else { return };
-        let begin = if known == 0 { first } else { self.place.begin };
+        let begin = if known == 0 { first.brace } else { self.place.begin };
         let (mut key, mut place, mut kept) = (self.key, self.place, known);
         let mut next = begins.iter().enumerate().skip(1).peekable();
         for (chunk, end) in
@@ -139,10 +150,12 @@ impl Known {
         {
             key = key.next(chunk);
             let from = kept;
-            // The brace with which a message begins is in the chunk, so an object is
-            // what every body with this chunk goes on with.
-            while let Some((at, begins)) = next.next_if(|(_, begins)| begins.is_none_or(|at| at < end)) {
-                if let Some(resume) = *begins {
+            // The first name of a message is in the chunk, all of it, so every body with
+            // this chunk goes on with an object whose beginning is known in the same way.
+            // What a chunk says must not depend on anything behind it.
+            let begins = |begin: &Option<Begin>| begin.is_none_or(|begin| begin.name_end <= end);
+            while let Some((at, begin_of)) = next.next_if(|(_, begin)| begins(begin)) {
+                if let Some(Begin { brace: resume, .. }) = *begin_of {
                     (place, kept) = (Place { begin, resume }, known + at);
                 }
             }
@@ -174,8 +187,12 @@ impl Read {
         let ReadBody { fields, messages, lists } = serde_json::from_str(text).ok()?;
         let mut begins = Vec::with_capacity(messages.as_ref().map_or(0, Vec::len));
         let message = |Placed { message, name_at }| {
-            let at = name_at.and_then(|at: usize| brace(bytes, at.checked_sub(bytes.as_ptr() as usize)?));
-            begins.push(at.map(&place));
+            let begin = |name: Range<usize>| {
+                let start = name.start.checked_sub(bytes.as_ptr() as usize)?;
+                let name_end = start + name.len() + 1;
+                Some(Begin { brace: place(brace(bytes, start)?), name_end: place(name_end) })
+            };
+            begins.push(name_at.and_then(begin));
             message
         };
         let messages = messages.map(|list| list.into_iter().map(message).collect());
@@ -263,11 +280,13 @@ mod tests {
         match lot.below(12) {
             0 => format!(r#"{{"messages":[{list}],"model":"m","stream":true}}"#),
             1 => {
-                format!(r#"{{"model":"m","messages":[{list}],"messages":[{{"role":"user","content":"x"}}]}}"#)
+                format!(
+                    r#"{{"model":"m","temperature":0.5,"messages":[{list}],"messages":[{{"role":"user","content":"x"}}]}}"#
+                )
             }
-            2 => format!(r#"{{"model":"m","messages":[{list}],"messages":5}}"#),
+            2 => format!(r#"{{"model":"m","temperature":0.5,"messages":[{list}],"messages":5}}"#),
             3 => format!(r#"{{"messages":[{{"role":"user","content":"x"}}],"messages":[{list}]}}"#),
-            4 => format!(r#"{{"model":"m","messages":[{list}],"cache_salt":"s"}}"#),
+            4 => format!(r#"{{"model":"m","temperature":0.5,"messages":[{list}],"cache_salt":"s"}}"#),
             at => format!(r#"{{"model":"m","temperature":0.5,"messages":[{list}],"n":{at}}}"#),
         }
     }
@@ -322,10 +341,34 @@ mod tests {
             assert!(count > 50, "{pad}: {count}");
             for end in (CHUNK_BYTES - 4..CHUNK_BYTES + 4).filter(|end| good.is_char_boundary(*end)) {
                 for rest in ["]}", "]]}", "5]}", "{}]}", ",{}]}", "}]}", "\"}]}", ""] {
-                    let other = format!("{}{rest}{}", &good[..end], " ".repeat(CHUNK_BYTES));
+                    let other = format!("{}{rest}{}", &good[..end], " ".repeat(CHUNK_BYTES / 2));
                     check(&cache, &format!("{pad}, {end}, {rest}"), other.as_bytes());
                 }
             }
+        }
+    }
+
+    /// Where a chunk ends between the brace and the name of a message, the bodies that
+    /// share it may go on so that the message is placed in one and not in the other.
+    #[test]
+    fn what_is_kept_of_one_body_goes_with_what_is_kept_of_another() {
+        let cache = roomy();
+        let good = (0..130).map(|pad| plain(&"m".repeat(pad), 400));
+        let good = good.into_iter().find(|body| body[..CHUNK_BYTES].ends_with('{')).expect("one of them");
+        let odd = format!(r#"{}"r\u006fle":"user","content":"b"}}]}}"#, &good[..CHUNK_BYTES]);
+        for (why, body) in [("odd", &odd), ("good", &good), ("again", &good)] {
+            check(&cache, why, body.as_bytes());
+        }
+    }
+
+    /// A message that began in the chunk before ends in this one.
+    #[test]
+    fn a_chunk_is_known_behind_the_one_it_stood_behind() {
+        let cache = roomy();
+        let one = plain("m", 400);
+        let other = format!("{}{}", one[..CHUNK_BYTES].replace('x', "y"), &one[CHUNK_BYTES..]);
+        for (why, body) in [("one", &one), ("other", &other), ("again", &other)] {
+            check(&cache, why, body.as_bytes());
         }
     }
 
@@ -355,6 +398,34 @@ mod tests {
             json!({"messages": vec![json!({"tool_calls": [{"a": ["b", {"c": "d".repeat(50)}]}]}); 1_000]});
         check(&cache, "objects", deep.to_string().as_bytes());
         assert!(cache.bytes() - before > 1_000 * (50 + 8 * 24), "{}", cache.bytes() - before);
+    }
+
+    /// Bodies that go on differently behind a chunk, one oddly and one plainly, with the
+    /// chunk's end at every byte around the beginning of a message: neither may change
+    /// what the other is read as, nor what its next turn is.
+    #[test]
+    fn what_a_chunk_says_does_not_depend_on_what_follows() {
+        let head = r#"{"messages":["#;
+        let fill = |length: usize| {
+            let frame = r#"{"role":"user","content":""},"#.len();
+            format!(r#"{{"role":"user","content":"{}"}},"#, "x".repeat(length - frame))
+        };
+        let (plain, odd) = (r#"{"role":"user","content":"y"}"#, r#"{"r\u006fle":"user","content":"x"}"#);
+        for cut in 0..=plain.len() {
+            let before = format!("{head}{}{}", fill(1_000), fill(CHUNK_BYTES - 1_000 - head.len() - cut));
+            assert_eq!(before.len() + cut, CHUNK_BYTES);
+            let long: String = (0..40).map(|_| fill(1_000)).collect();
+            let bodies = [
+                format!("{before}{odd}]}}"),
+                format!("{before}{{}}]}}"),
+                format!("{before}{plain},{long}{plain}]}}"),
+                format!("{before}{plain},{long}{plain},{plain}]}}"),
+            ];
+            for order in [[0, 2, 3, 1], [1, 2, 3, 0], [2, 0, 3, 1], [3, 1, 2, 0]] {
+                let cache = roomy();
+                order.iter().for_each(|at| check(&cache, &format!("{cut} {at}"), bodies[*at].as_bytes()));
+            }
+        }
     }
 
     #[test]

@@ -203,6 +203,11 @@ mod tests {
             "{% if a + 'b' + c == d %}{% set x = 'é' + y + '\\n' %}{% endif %}",
             Some("{% if S(a, 'b', c) == d %}{% set x = S('é', y, '\\n') %}{% endif %}"),
         );
+        check(
+            "written before what is asked first",
+            "{{ 'a' + b + c if 'd' + e + f == g else h }}",
+            Some("{{ S('a', b, c) if S('d', e, f) == g else h }}"),
+        );
         check("over lines", "{{ 'a'\n  + b\n  + c }}", Some("{{ W('a', b, c) }}"));
         check(
             "one that cannot be taken apart stays",
