@@ -26,7 +26,7 @@ use kvrouter_crds::config::{Fallback, Protocol};
 
 use crate::config::Live;
 use crate::expected::{self, Expected};
-use crate::fleet::{Listed, Worker};
+use crate::fleet::{Listed, Needs, Worker};
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::prompt::{Part, Prompt};
@@ -65,6 +65,8 @@ pub struct Ask {
     pub session: Option<SessionKey>,
     /// The adapter it needs: only workers that serve it stand for choice.
     pub adapter: Option<Arc<str>>,
+    /// Its endpoint, where only workers stand for choice that heed a salt there.
+    pub apart: Option<Endpoint>,
     /// The engine will not read its cache for it.
     pub bypasses_cache: bool,
     /// The response that it goes on from, whose worker has the rest.
@@ -144,6 +146,7 @@ impl Ask {
             images: prompt.images,
             session: None,
             adapter: prompt.namespace.adapter,
+            apart: None,
             bypasses_cache: prompt.bypasses_cache,
             previous_response: prompt.previous_response,
             beginning,
@@ -164,11 +167,15 @@ impl Ask {
 
     /// Whether `worker` may be picked for it now.
     pub fn is_for(&self, worker: &Worker) -> bool {
-        let adapter = self.adapter.as_deref();
         match self.protocol {
-            Some(protocol) => worker.does(self.role, protocol, adapter),
-            None => worker.takes(self.role) && worker.serves(adapter),
+            Some(protocol) => worker.does(self.role, protocol, self.needs()),
+            None => worker.takes(self.role) && worker.serves(self.needs()),
         }
+    }
+
+    /// What it needs of its workers.
+    pub fn needs(&self) -> Needs<'_> {
+        Needs { adapter: self.adapter.as_deref(), apart: self.apart }
     }
 
     fn pick_request(&self, pool: &Pool) -> PickRequest<'_> {
@@ -277,7 +284,8 @@ fn pick_in(
         Ok(pick) => pick,
         Err(nobody) => {
             count(pool, ask, settings.policy, Outcome::NoTarget, None);
-            let draft = Draft { field: Some(field), turn: nobody.turn.as_ref(), ..draft };
+            let turn = nobody.turn.as_ref().map(|turn| turn.target(field.names()));
+            let draft = Draft { field: Some(field), turn, ..draft };
             let receipt = pool.receipts.file(draft.encode_over(spare.take()), None).number;
             let follows_its_maker = maker.is_some();
             return Err(Unrouted { receipt, overloaded: nobody.overloaded, follows_its_maker });
@@ -285,7 +293,8 @@ fn pick_in(
     };
     let choice = &pick.choice;
     let session = followed.unwrap_or(pick.session);
-    let (turn, priced) = (pick.turn.as_ref(), choice.priced);
+    let turn = pick.turn.as_ref().map(|turn| turn.target(field.names()));
+    let priced = choice.priced;
     let shadows = shadow::evaluate(&settings, &request, field, choice.chosen, turn);
     let draft = Draft { field: Some(field), priced, choice: Some(choice), shadows: &shadows, ..draft };
     let record = Draft { turn, session, ..draft }.encode_over(spare.take());
@@ -359,7 +368,10 @@ pub fn explain(pool: &Pool, ask: &Ask) -> Record {
             let shadows = shadow::evaluate(&settings, &request, &field, choice.chosen, turn);
             Draft { turn, choice: Some(&choice), shadows: &shadows, ..draft }.encode()
         }
-        Err(nobody) => Draft { turn: nobody.turn.as_ref(), ..draft }.encode(),
+        Err(nobody) => {
+            let turn = nobody.turn.as_ref().map(|turn| turn.target(field.names()));
+            Draft { turn, ..draft }.encode()
+        }
     }
 }
 
@@ -411,7 +423,7 @@ fn gather(
         let is_maker = maker.is_none_or(|maker| std::ptr::eq(maker, &**worker));
         is_maker && ask.is_for(worker) && !excluded.contains(&worker.id)
     };
-    let is_plain = ask.adapter.is_none() && ask.protocol.is_none();
+    let is_plain = ask.adapter.is_none() && ask.apart.is_none() && ask.protocol.is_none();
     let all = is_plain && excluded.is_empty() && maker.is_none();
     gather::gather(&question, &listed.lineup, |place| all || admits(place), field);
 }

@@ -159,7 +159,7 @@ impl World {
             prompt_tokens: prompt,
             exact_tokens: true,
             blocks: &blocks,
-            turn: pick.turn.as_ref(),
+            turn: pick.turn.as_ref().map(|turn| turn.target(field.names())),
             field: Some(field),
             priced: pick.choice.priced,
             choice: Some(&pick.choice),

@@ -100,7 +100,7 @@ enum Message {
 impl Queue {
     /// A decision. Without room it is lost, and counted.
     pub fn filed(&self, number: ReceiptNumber, record: Record, result: Option<ResultRecord>) {
-        let bytes = record.as_bytes().len();
+        let bytes = record.memory();
         if self.counts.queued.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_BYTES
             && self.messages.try_send(Message::Filed(number, record, result)).is_ok()
         {
@@ -196,7 +196,7 @@ impl Work {
     fn take(&mut self, message: Message, ready: &mut Vec<Entry>) -> bool {
         match message {
             Message::Filed(number, record, result) => {
-                let bytes = record.as_bytes().len();
+                let bytes = record.memory();
                 self.counts.queued.fetch_sub(bytes, Ordering::Relaxed);
                 match result {
                     Some(_) => ready.push(Entry { record, result }),
@@ -208,7 +208,7 @@ impl Work {
             }
             Message::Joined(number, result) => {
                 if let Some((_, record)) = self.waiting.remove(&number) {
-                    self.bytes -= record.as_bytes().len();
+                    self.bytes -= record.memory();
                     ready.push(Entry { record, result: Some(result) });
                 }
             }
@@ -226,7 +226,7 @@ impl Work {
                 return;
             }
             let (_, record) = oldest.remove();
-            self.bytes -= record.as_bytes().len();
+            self.bytes -= record.memory();
             self.counts.unfinished.fetch_add(1, Ordering::Relaxed);
             ready.push(Entry { record, result: None });
         }

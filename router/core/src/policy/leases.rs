@@ -22,6 +22,7 @@ use super::decode_demand::{self, Demand};
 use super::field::{Field, Loading, Shape, Sight};
 use super::images::ImageMemory;
 use super::in_flight::{InFlight, Ticket};
+use super::lineup::Names;
 use super::outside::{EngineLoad, Outside, ReplicaId};
 use super::prefill_speed::PrefillSpeed;
 use super::prefixes::{Depth, End, Gone, Holder, Kind, Prefixes, Walk};
@@ -202,8 +203,8 @@ pub struct Pick {
     pub lease: Lease,
     /// What the request's session had to say.
     pub session: SessionUse,
-    /// The target that was chosen before this pick, for the same role, where turns matter.
-    pub turn: Option<Target>,
+    /// The target that was chosen before this pick, for the same role.
+    pub turn: Option<Turn>,
 }
 
 /// A pick that could not be made.
@@ -211,8 +212,27 @@ pub struct Pick {
 pub struct NoPick {
     /// Whether there were candidates, all over their hard cap.
     pub overloaded: bool,
-    /// The target that was chosen before, for the same role, where turns matter.
-    pub turn: Option<Target>,
+    /// The target that was chosen before, for the same role.
+    pub turn: Option<Turn>,
+}
+
+/// A target that was chosen before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The one at this place of the lineup.
+    Place(u32),
+    /// One of a former lineup.
+    Former(Target),
+}
+
+impl Turn {
+    /// The target, where `names` are those of the lineup.
+    pub fn target<'a>(&'a self, names: &'a Names) -> &'a Target {
+        match self {
+            Self::Place(place) => &names[*place as usize],
+            Self::Former(target) => target,
+        }
+    }
 }
 
 /// Decides and books, one pick at a time.
@@ -225,9 +245,9 @@ pub struct Ledger {
 
 #[derive(Debug, Default)]
 struct Desk {
-    /// The targets that were chosen last while turns mattered, by role: each has its
-    /// own round.
-    turns: [Option<Target>; 3],
+    /// The targets that were chosen last, by role: each has its own round. As places
+    /// among names: to share a target is to write to a count that all cores use.
+    turns: [Option<(Names, u32)>; 3],
     /// The prompts of all leases, and of what in-flight credit predicts.
     prompts: Prefixes,
     in_flight: InFlight,
@@ -251,15 +271,14 @@ impl Ledger {
     ) -> Result<Pick, NoPick> {
         let mut desk = self.desk.lock();
         let walk = desk.load(now, settings, request, namespace, field);
-        let turn = desk.turn(settings, request.role);
-        let Some((choice, session)) = self.choose(now, settings, request, field, turn) else {
-            return Err(NoPick { overloaded: !field.is_empty(), turn: turn.cloned() });
+        let last = desk.last(request.role);
+        let chosen = self.choose(now, settings, request, field, last);
+        let turn = desk.turn(request.role, field.names());
+        let Some((choice, session)) = chosen else {
+            return Err(NoPick { overloaded: !field.is_empty(), turn });
         };
         let target = field.target(choice.chosen);
-        let turn = match settings.takes_turns() {
-            true => desk.turns[request.role as usize].replace(target.clone()),
-            false => None,
-        };
+        desk.took_turn(request.role, field.names(), field.place(choice.chosen) as u32);
         let cached = request.size.tokens_in(Blocks(field.hits(choice.chosen)));
         let uncached = match request.role {
             // It fetches what another one prefills.
@@ -292,10 +311,13 @@ impl Ledger {
     ) -> Result<(Choice, Option<Target>), NoPick> {
         let mut desk = self.desk.lock();
         desk.load(now, settings, request, namespace, field);
-        let turn = desk.turn(settings, request.role).cloned();
-        match self.choose(now, settings, request, field, turn.as_ref()) {
-            Some((choice, _)) => Ok((choice, turn)),
-            None => Err(NoPick { overloaded: !field.is_empty(), turn }),
+        let last = desk.last(request.role);
+        match self.choose(now, settings, request, field, last) {
+            Some((choice, _)) => Ok((choice, last.cloned())),
+            None => {
+                let turn = desk.turn(request.role, field.names());
+                Err(NoPick { overloaded: !field.is_empty(), turn })
+            }
         }
     }
 
@@ -406,9 +428,25 @@ impl Ledger {
 }
 
 impl Desk {
-    /// The target that was chosen last for `role`, where that matters.
-    fn turn(&self, settings: &Settings, role: Role) -> Option<&Target> {
-        self.turns[role as usize].as_ref().filter(|_| settings.takes_turns())
+    /// The target that was chosen last for `role`.
+    fn last(&self, role: Role) -> Option<&Target> {
+        self.turns[role as usize].as_ref().map(|(names, place)| &names[*place as usize])
+    }
+
+    /// The same, for those who know the `names` of the lineup.
+    fn turn(&self, role: Role, names: &Names) -> Option<Turn> {
+        let (of, place) = self.turns[role as usize].as_ref()?;
+        Some(match Arc::ptr_eq(of, names) {
+            true => Turn::Place(*place),
+            false => Turn::Former(of[*place as usize].clone()),
+        })
+    }
+
+    fn took_turn(&mut self, role: Role, names: &Names, place: u32) {
+        match &mut self.turns[role as usize] {
+            Some((of, last)) if Arc::ptr_eq(of, names) => *last = place,
+            other => *other = Some((Arc::clone(names), place)),
+        }
     }
 
     /// Reads into `field` what is booked on each candidate, and what prompts in

@@ -243,11 +243,6 @@ pub enum Switch {
 }
 
 impl Settings {
-    /// Whether it matters which target was chosen before: round-robin asks.
-    pub fn takes_turns(&self) -> bool {
-        self.policy == PolicyKind::RoundRobin || self.shadows.contains(PolicyKind::RoundRobin)
-    }
-
     /// What the pictures cost that a candidate has not seen, in blocks. Decode
     /// encodes no pictures.
     fn unseen_blocks(&self, task: &Task, affinity: &Affinity) -> f64 {

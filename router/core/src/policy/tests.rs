@@ -279,22 +279,20 @@ fn simultaneous_prompts_do_not_herd() {
 }
 
 #[test]
-fn turns_are_kept_where_round_robin_asks_for_them() {
+fn a_pick_tells_whose_turn_it_was_before_whatever_the_policy() {
     let (ledger, lineup, blocks) = (Ledger::default(), fleet(2), ten_blocks());
     let blocks: Arc<[BlockHash]> = blocks.into();
-    let mut settings = settings(PolicyKind::CachePlusLoad, 1.0);
-    let pick = |settings: &Settings| {
-        book(&ledger, 0, settings, &request(&blocks, "r"), &blocks, &lineup).expect("two").0
+    let settings = settings(PolicyKind::CachePlusLoad, 1.0);
+    let pick = |lineup: &Arc<Lineup>| {
+        let (pick, field) =
+            book(&ledger, 0, &settings, &request(&blocks, "r"), &blocks, lineup).expect("some");
+        let turn = pick.turn.as_ref().map(|turn| turn.target(field.names()).clone());
+        (turn, field.target(pick.choice.chosen).clone())
     };
-    assert_eq!([pick(&settings).turn, pick(&settings).turn], [None, None], "nobody asks");
-    settings.shadows = settings.shadows.with(PolicyKind::RoundRobin);
-    let first = pick(&settings);
-    let target = lineup.names()[first.choice.chosen].clone();
-    assert_eq!((first.turn, pick(&settings).turn), (None, Some(target)), "a shadow asks");
-    settings.policy = PolicyKind::RoundRobin;
-    settings.shadows = Default::default();
-    let (one, other) = (pick(&settings).choice.chosen, pick(&settings).choice.chosen);
-    assert_ne!(one, other, "the policy asks");
+    let (none, first) = pick(&lineup);
+    let (before, second) = pick(&lineup);
+    assert_eq!((none, before), (None, Some(first)));
+    assert_eq!(pick(&fleet(1)).0, Some(second), "of a lineup that is gone");
 }
 
 #[test]

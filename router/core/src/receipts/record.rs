@@ -207,7 +207,13 @@ impl<'a> Draft<'a> {
             None => spare.names = Names::default(),
         }
         match Arc::get_mut(&mut spare.bytes) {
-            Some(bytes) => self.write(bytes),
+            Some(bytes) => {
+                self.write(bytes);
+                // One of a larger fleet's: it would keep that room for ever.
+                if bytes.capacity() > 4 * bytes.len() {
+                    bytes.shrink_to(2 * bytes.len());
+                }
+            }
             None => {
                 let mut bytes = Vec::new();
                 self.write(&mut bytes);

@@ -484,6 +484,14 @@ fn a_chain_breaks_where_a_line_is_changed_moved_added_or_left_out() {
 }
 
 #[test]
+fn the_documented_receipt_is_one() {
+    let page = include_str!("../../../../docs/receipts.md");
+    let block = page.split("```json\n").nth(1).and_then(|rest| rest.split("\n```").next());
+    let value: Value = serde_json::from_str(block.expect("an example")).expect("JSON");
+    Follower::default().line(&canonical_json(&value), 1).expect("whole, and as strict as any");
+}
+
+#[test]
 fn a_decision_that_does_not_repeat_is_reported_with_its_number() {
     let good = full();
     let check = |change: &dyn Fn(&mut Receipt), field: &str| {

@@ -155,7 +155,7 @@ impl World {
         gather(&question, &self.lineup, |_| true, field);
         let pick = self.ledger.select_and_book(now, &settings, &request, SPACE, &blocks, field);
         let pick = pick.expect("there are targets");
-        let turn = pick.turn.as_ref();
+        let turn = pick.turn.as_ref().map(|turn| turn.target(field.names()));
         let shadows = shadow::evaluate(&settings, &request, field, pick.choice.chosen, turn);
         let draft = Draft {
             time_unix_ms: EPOCH,
