@@ -18,7 +18,6 @@ use http::{HeaderMap, HeaderName, Method};
 use kvrouter_crds::config::{Engine, WithoutHeader};
 use ring::hmac;
 
-use crate::fleet::Worker;
 use crate::prompt::endpoint::Endpoint;
 use crate::proxy::errors::ClientError;
 use crate::proxy::forward::version;
@@ -121,7 +120,7 @@ fn frame(context: &mut hmac::Context, field: &[u8]) {
 }
 
 /// Whether nothing is cached that another request could find.
-fn computes_no_prompt(method: &Method, path: &str) -> bool {
+pub fn computes_no_prompt(method: &Method, path: &str) -> bool {
     let cancels = || path.starts_with("/v1/responses/") && path.ends_with("/cancel");
     match *method {
         Method::GET | Method::HEAD | Method::OPTIONS => true,
@@ -130,13 +129,8 @@ fn computes_no_prompt(method: &Method, path: &str) -> bool {
     }
 }
 
-/// Whether `worker` keeps prompts to `endpoint` apart by their salts.
-pub fn takes_salt(endpoint: Endpoint, worker: &Worker) -> bool {
-    let status = worker.status();
-    does(endpoint, status.engine, status.engine_version.as_deref())
-}
-
-fn does(endpoint: Endpoint, engine: Engine, release: Option<&str>) -> bool {
+/// Whether such an engine keeps prompts to `endpoint` apart by their salts.
+pub fn heeds_salt(endpoint: Endpoint, engine: Engine, release: Option<&str>) -> bool {
     let release = release.and_then(version);
     match (endpoint, engine) {
         (Endpoint::Chat | Endpoint::Completions | Endpoint::Responses, Engine::VLLM) => {
@@ -196,11 +190,11 @@ mod tests {
     fn a_request_has_one_tenant_or_is_refused() {
         use WithoutHeader::{Refuse, Share};
         let long = [b'x'; MAX_TENANT + 1];
-        let (post, get, put) = (Method::POST, Method::GET, Method::PUT);
+        let (post, get, put, delete) = (Method::POST, Method::GET, Method::PUT, Method::DELETE);
         let chat = "/v1/chat/completions";
         //    why                  without  method path  header values   who, or the error
         type Case<'a> = (&'a str, WithoutHeader, &'a Method, &'a str, &'a [&'a [u8]], Result<bool, &'a str>);
-        let cases: [Case<'_>; 21] = [
+        let cases: [Case<'_>; 24] = [
             ("one", Refuse, &post, chat, &[b"a"], Ok(true)),
             ("any bytes", Refuse, &post, chat, &[b"\xff b"], Ok(true)),
             ("the longest", Refuse, &post, chat, &[&long[1..]], Ok(true)),
@@ -219,6 +213,9 @@ mod tests {
             ("of nobody", Share, &post, "/v1/embeddings", &[], Ok(false)),
             ("unknown", Refuse, &post, "/v1/chat/completions/", &[b"a"], Err("not_kept_apart")),
             ("spelt otherwise", Refuse, &post, "/v1/chat/completion%73", &[b"a"], Err("not_kept_apart")),
+            ("no prompt", Refuse, &post, "/v1/messages/count_tokens", &[], Ok(false)),
+            ("of no response", Refuse, &post, "/v1/files/f_1/cancel", &[b"a"], Err("not_kept_apart")),
+            ("another method", Refuse, &delete, "/v1/responses/resp_1", &[b"a"], Err("not_kept_apart")),
             ("another method", Refuse, &put, "/generate", &[b"a"], Err("not_kept_apart")),
             ("SGLang's", Refuse, &post, "/generate", &[b"a"], Ok(true)),
             ("Anthropic's", Refuse, &post, "/v1/messages", &[b"a"], Ok(true)),
@@ -251,7 +248,11 @@ mod tests {
             (Embeddings, Engine::VLLM, Some("0.32.0"), false),
             (Other, Engine::SGLang, Some("0.5.23"), false),
         ] {
-            assert_eq!(does(endpoint, engine, release), expected, "{endpoint:?} {engine:?} {release:?}");
+            assert_eq!(
+                heeds_salt(endpoint, engine, release),
+                expected,
+                "{endpoint:?} {engine:?} {release:?}"
+            );
         }
     }
 }

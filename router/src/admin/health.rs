@@ -12,7 +12,7 @@ use kvrouter_crds::health::{
     RenderingHealth, SCHEMA_VERSION, TargetHealth, TokenizerHealth, WorkerHealth,
 };
 
-use crate::fleet::{Excluded, Exclusion, Member, ReadyReason, TargetState, Worker, parity, rendering};
+use crate::fleet::{Excluded, Exclusion, Member, Needs, ReadyReason, TargetState, Worker, parity, rendering};
 use crate::pool::Pool;
 use crate::proxy::pd;
 
@@ -57,7 +57,7 @@ pub fn report(pool: &Pool) -> HealthReport {
 }
 
 fn pairs_health(pool: &Pool, protocol: Protocol) -> PairsHealth {
-    let [prefill, decode] = pd::ready(pool, protocol, None, &[]).map(|count| count as u64);
+    let [prefill, decode] = pd::ready(pool, protocol, Needs::default(), &[]).map(|count| count as u64);
     PairsHealth { protocol: protocol.label().to_owned(), prefill, decode, pairs: prefill * decode }
 }
 
@@ -262,7 +262,7 @@ fn of_the_pool(pool: &Pool, fleet: &[Arc<Worker>], excluded: &Excluded) -> Vec<(
 
 /// Why no pair of `protocol` stands, and what serves instead.
 fn no_pair(pool: &Pool, fleet: &[Arc<Worker>], protocol: Protocol) -> Option<String> {
-    let ready = pd::ready(pool, protocol, None, &[]);
+    let ready = pd::ready(pool, protocol, Needs::default(), &[]);
     let parts = [Role::Prefill, Role::Decode].into_iter().zip(ready);
     let missing: Vec<_> = parts.filter(|(_, ready)| *ready == 0).map(|(role, _)| role).collect();
     if missing.is_empty() {

@@ -170,7 +170,7 @@ async fn explain(
     };
     let work = move || {
         let mut ask = prepare_blocking(&pool, endpoint, "explain".into(), &body, tenant)?.ask;
-        match pd::standing(&pool, ask.adapter.as_deref()).filter(|_| role != Role::Mixed) {
+        match pd::standing(&pool, ask.needs()).filter(|_| role != Role::Mixed) {
             Some(protocol) => ask = ask.part(role, protocol),
             None => ask.role = role,
         }

@@ -30,7 +30,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, watch};
 
 pub use worker::{
-    EventFacts, EventSockets, Exclusion, Handover, Member, Place, PodName, ReadyReason, ServedModel,
+    EventFacts, EventSockets, Exclusion, Handover, Member, Needs, Place, PodName, ReadyReason, ServedModel,
     TargetState, Worker, WorkerStatus,
 };
 

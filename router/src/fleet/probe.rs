@@ -145,7 +145,9 @@ async fn read_engine(pool: &Pool, upstream: &Upstream, worker: &Worker, engine: 
         }
     };
     let mut status = worker.write_status();
-    (status.reported_page, status.engine_version) = (page, version);
+    status.reported_page = page;
+    // One that does not say it this time has not become another release.
+    status.engine_version = version.or(status.engine_version.take());
     drop(status);
     let misfit = page.is_some_and(|page| !pool.config.size.holds_pages_of(page));
     for target in &worker.targets {

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::rendering::Rendering;
 use crate::feed::zmtp;
 use crate::prompt::endpoint::Endpoint;
+use crate::tenancy;
 
 /// One worker as discovery found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +99,15 @@ pub enum Exclusion {
     TwoPools,
     /// Another pod has its address.
     SameAddress,
+}
+
+/// What a request needs of its worker.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Needs<'a> {
+    /// The adapter that it names; none for the base model.
+    pub adapter: Option<&'a str>,
+    /// Where it goes, if its engine must heed the salt of its tenant there.
+    pub apart: Option<Endpoint>,
 }
 
 /// One engine process group.
@@ -384,11 +394,17 @@ impl Worker {
         told.or_else(|| self.status.read().reported_page)
     }
 
-    /// Whether it can answer a request for `adapter`: it serves a model of that
-    /// name. Every ready worker serves the base model, which is `None`.
-    pub fn serves(&self, adapter: Option<&str>) -> bool {
-        let Some(adapter) = adapter else { return true };
-        self.status.read().models.iter().any(|model| model.name == adapter)
+    /// Whether it can answer a request with these needs. Every ready worker serves the
+    /// base model.
+    pub fn serves(&self, needs: Needs<'_>) -> bool {
+        let Needs { adapter, apart } = needs;
+        if adapter.is_none() && apart.is_none() {
+            return true;
+        }
+        let status = self.status.read();
+        let has = |adapter: &str| status.models.iter().any(|model| model.name == adapter);
+        let heeds = |endpoint| tenancy::heeds_salt(endpoint, status.engine, status.engine_version.as_deref());
+        adapter.is_none_or(has) && apart.is_none_or(heeds)
     }
 
     /// Whether it may be picked for `role` now.
@@ -397,11 +413,11 @@ impl Worker {
     }
 
     /// Whether it does the part `role` of requests that are handed over by
-    /// `protocol`, may be picked now and serves `adapter`.
-    pub fn does(&self, role: Role, protocol: Protocol, adapter: Option<&str>) -> bool {
+    /// `protocol`, may be picked now and serves them.
+    pub fn does(&self, role: Role, protocol: Protocol, needs: Needs<'_>) -> bool {
         let place = self.place();
         let speaks = place.handover.is_some_and(|handover| handover.protocol == protocol);
-        place.role == role && speaks && self.takes(role) && self.serves(adapter)
+        place.role == role && speaks && self.takes(role) && self.serves(needs)
     }
 
     /// Whether ranks are told apart by a header.
@@ -579,7 +595,8 @@ mod tests {
     fn a_worker_serves_its_base_model_and_the_adapters_that_it_named() {
         let worker = worker(None, found(ReadyReason::Ok, &["base", "lora"]));
         for (adapter, serves) in [(None, true), (Some("lora"), true), (Some("other"), false)] {
-            assert_eq!(worker.serves(adapter), serves, "{adapter:?}");
+            let needs = Needs { adapter, apart: None };
+            assert_eq!(worker.serves(needs), serves, "{adapter:?}");
         }
     }
 

@@ -83,6 +83,16 @@ pub enum ClientError {
     },
     /// `cache_salt` is no string.
     SaltNotText,
+    /// The request names other requests' blocks, and tenants are kept apart.
+    NamesBlocks {
+        /// The field that does.
+        field: &'static str,
+    },
+    /// The engine refused, at greater length than is kept of it.
+    LongRefusal {
+        /// Its status.
+        status: StatusCode,
+    },
     /// No worker is ready.
     NoWorker,
     /// All workers are over their hard cap.
@@ -115,6 +125,8 @@ impl ClientError {
             Self::BodyUnreadable | Self::BadPath | Self::BadSession => StatusCode::BAD_REQUEST,
             Self::Indivisible { .. } => StatusCode::BAD_REQUEST,
             Self::TooManyPrompts { .. } | Self::SaltNotText => StatusCode::BAD_REQUEST,
+            Self::NamesBlocks { .. } => StatusCode::BAD_REQUEST,
+            Self::LongRefusal { status } => *status,
             Self::BadTenant { .. } | Self::NoTenant { .. } | Self::NotApart { .. } => StatusCode::BAD_REQUEST,
             Self::Overloaded | Self::MakerOverloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::UnknownModel { .. } => StatusCode::NOT_FOUND,
@@ -147,6 +159,8 @@ impl ClientError {
             Self::NoTenant { .. } => "tenant_missing",
             Self::NotApart { .. } => "not_kept_apart",
             Self::SaltNotText => "invalid_cache_salt",
+            Self::NamesBlocks { .. } => "not_kept_apart",
+            Self::LongRefusal { .. } => "engine_refused",
             Self::NoWorker => "no_worker",
             Self::Overloaded => "overloaded",
             Self::MakerOverloaded => "overloaded_maker",
@@ -156,6 +170,7 @@ impl ClientError {
         }
     }
 
+    // tidy: long, because there is a message for each.
     fn message(&self) -> String {
         match self {
             Self::NotJson { error } => format!("The body is not valid JSON: {error}. Send one JSON object."),
@@ -201,6 +216,13 @@ impl ClientError {
             Self::SaltNotText => {
                 "The field `cache_salt` is not a string. Send one string, or leave it out.".to_owned()
             }
+            Self::NamesBlocks { field } => format!(
+                "The field `{field}` may hold nothing but `prompt_token_ids` where tenants are kept apart: the rest of it names blocks of other requests. Leave it out."
+            ),
+            Self::LongRefusal { status } => format!(
+                "The engine refused the request with status {} and an answer too long to pass on. Send a smaller request to see what it says.",
+                status.as_u16()
+            ),
             Self::MakerOverloaded => {
                 "The worker that made previous_response_id has as much waiting as it may have, and no other one knows that response. Try again later, or send the whole conversation without previous_response_id, which any worker takes."
                     .to_owned()

@@ -43,11 +43,11 @@ use kvrouter_core::receipts::ResultRecord;
 use kvrouter_crds::config::Protocol;
 use serde_json::{Value, json};
 
-use crate::fleet::{ServedModel, Worker};
+use crate::fleet::{Needs, ServedModel, Worker};
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::route::{self, Ask, Routed, Unrouted};
-use crate::tenancy::{Tenancy, Tenant, takes_salt};
+use crate::tenancy::{Tenancy, Tenant, computes_no_prompt};
 use answer::Watch;
 use arrival::Arrival;
 use errors::ClientError;
@@ -199,8 +199,12 @@ async fn inbound(
     let prepared = prepare(&app.pool, endpoint, Arc::clone(request_id), body.bytes.clone(), tenant).await?;
     let elapsed = app.pool.clock.micros() - started;
     app.pool.metrics.prompt_seconds.observe(elapsed as f64 / 1e6);
-    let ask = Ask { session, ..prepared.ask };
-    let Prepared { forwardable, salting, streamed, division, .. } = prepared;
+    let mut ask = Ask { session, ..prepared.ask };
+    let Prepared { forwardable, salting, streamed, mut division, .. } = prepared;
+    if division.is_some() && computes_no_prompt(&parts.method, path.path()) && !has_mixed(app) {
+        // Any worker can tell; those that prefill are asked.
+        (ask.role, division) = (Role::Prefill, None);
+    }
     let (method, headers) = (parts.method, parts.headers);
     Ok(Inbound { method, path, headers, body, ask, forwardable, salting, division, streamed })
 }
@@ -248,7 +252,7 @@ pub fn tenant(
 async fn attempts(app: &App, inbound: &Inbound, arrival: &mut Arrival) -> Response {
     let mut excluded: Vec<WorkerId> = Vec::new();
     let mut last: Option<ClientError> = None;
-    if let Some(error) = pd::refusal(app, inbound) {
+    if let Some(error) = kept_apart_by_nobody(app, inbound).or_else(|| pd::refusal(app, inbound)) {
         arrival.refused(&error);
         return error.into_response();
     }
@@ -261,11 +265,17 @@ async fn attempts(app: &App, inbound: &Inbound, arrival: &mut Arrival) -> Respon
             },
         };
         let tried = match way {
-            Way::Pair(protocol) => pd::try_pair(app, inbound, protocol, arrival, attempt, &excluded).await,
-            Way::Mixed => match pick(app, &inbound.ask, arrival, attempt, &excluded) {
-                Ok(routed) => try_worker(app, inbound, routed, attempt).await,
-                Err(unrouted) => Attempt::Unrouted(unrouted),
-            },
+            Way::Pair(protocol) => {
+                match pd::try_pair(app, inbound, protocol, arrival, attempt, &excluded).await {
+                    Attempt::Unrouted(unrouted) if app.has_mixed_for(inbound, &excluded) => {
+                        // Full, or just gone: mixed workers are there to help out.
+                        note_unrouted(app, &unrouted);
+                        try_mixed(app, inbound, arrival, attempt, &excluded).await
+                    }
+                    tried => tried,
+                }
+            }
+            Way::Mixed => try_mixed(app, inbound, arrival, attempt, &excluded).await,
         };
         match tried {
             Attempt::Answered(answer) => return answer,
@@ -296,7 +306,26 @@ fn pick(
     picked
 }
 
+async fn try_mixed(
+    app: &App,
+    inbound: &Inbound,
+    arrival: &mut Arrival,
+    attempt: u32,
+    excluded: &[WorkerId],
+) -> Attempt {
+    match pick(app, &inbound.ask, arrival, attempt, excluded) {
+        Ok(routed) => try_worker(app, inbound, routed, attempt).await,
+        Err(unrouted) => Attempt::Unrouted(unrouted),
+    }
+}
+
 fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response {
+    let error = note_unrouted(app, unrouted);
+    last.unwrap_or(error).into_response()
+}
+
+/// Notes that a pick found nobody, and says it for the client.
+fn note_unrouted(app: &App, unrouted: &Unrouted) -> ClientError {
     let (status, reason, error) = match (unrouted.overloaded, unrouted.follows_its_maker) {
         (true, false) => (429, "overloaded", ClientError::Overloaded),
         (true, true) => (429, "overloaded_maker", ClientError::MakerOverloaded),
@@ -305,7 +334,22 @@ fn nobody(app: &App, unrouted: &Unrouted, last: Option<ClientError>) -> Response
     let result = ResultRecord { status, failure: Some(reason.into()), ..ResultRecord::default() };
     app.pool.receipts.join(unrouted.receipt, result);
     app.pool.metrics.failures.with_label_values(&[reason]).inc();
-    last.unwrap_or(error).into_response()
+    error
+}
+
+/// Why no worker can keep `inbound` apart from other tenants; `None` where one can, or
+/// one may that is not known yet.
+fn kept_apart_by_nobody(app: &App, inbound: &Inbound) -> Option<ClientError> {
+    inbound.salting.as_ref()?;
+    let workers = app.pool.fleet.workers();
+    let needs = Needs { adapter: None, ..inbound.ask.needs() };
+    let may = |worker: &Arc<Worker>| !worker.is_ready() || worker.serves(needs);
+    let nobody = !workers.is_empty() && !workers.iter().any(may);
+    nobody.then(|| ClientError::NotApart { path: inbound.path.path().to_owned() })
+}
+
+fn has_mixed(app: &App) -> bool {
+    app.pool.fleet.workers().iter().any(|worker| worker.takes(Role::Mixed))
 }
 
 /// Waits until somebody can serve `inbound`, but not longer than the limit; the
@@ -337,7 +381,7 @@ async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) 
     let request = match request {
         Ok(request) => request,
         Err(error) => {
-            watch.fail(error.code());
+            watch.give_up(error.code());
             return Attempt::Failed { worker, error };
         }
     };
@@ -470,7 +514,8 @@ impl Inbound {
     /// Whether `worker` heeds the salt of its tenant, where it has one.
     fn is_kept_apart_by(&self, worker: &Worker) -> Result<(), ClientError> {
         match &self.salting {
-            Some(salting) if !takes_salt(salting.endpoint, worker) => {
+            // It was picked because it did, and may have become another one.
+            Some(_) if !worker.serves(self.ask.needs()) => {
                 Err(ClientError::NotApart { path: self.path.path().to_owned() })
             }
             _ => Ok(()),
@@ -490,9 +535,14 @@ impl App {
 
     /// Who outside `excluded` can serve `inbound` now: a pair, else a mixed worker.
     fn way(&self, inbound: &Inbound, excluded: &[WorkerId]) -> Option<Way> {
-        let stands = |worker: &Arc<Worker>| inbound.ask.is_for(worker) && !excluded.contains(&worker.id);
-        let mixed = || self.pool.fleet.workers().iter().any(stands).then_some(Way::Mixed);
+        let mixed = || self.has_mixed_for(inbound, excluded).then_some(Way::Mixed);
         pd::pair_for(self, inbound, excluded).map(Way::Pair).or_else(mixed)
+    }
+
+    /// Whether a worker outside `excluded` can do all of `inbound` now.
+    fn has_mixed_for(&self, inbound: &Inbound, excluded: &[WorkerId]) -> bool {
+        let stands = |worker: &Arc<Worker>| inbound.ask.is_for(worker) && !excluded.contains(&worker.id);
+        self.pool.fleet.workers().iter().any(stands)
     }
 }
 

@@ -95,7 +95,8 @@ pub async fn prepare(
             let own = Arc::clone(pool);
             let work = move || {
                 let salting = tenant.map(|tenant| Salting::of(tenant, endpoint, &body)).transpose()?;
-                unread(&own, request_id, &body, salting)
+                let prepared = unread(&own, request_id, &body, salting)?;
+                Ok(Prepared { division: division(&own, endpoint, &body), ..prepared })
             };
             tokio::task::spawn_blocking(work).await.map_err(|_| ClientError::ShuttingDown)?
         }
@@ -176,7 +177,8 @@ pub fn prepare_blocking(
         ForwardTokenIds::Never => None,
         ForwardTokenIds::WhenConfirmed => Forwardable::of(endpoint, variant, body, &prompt).map(Arc::new),
     };
-    let ask = Ask { choices, ..Ask::new(pool, request_id, prompt) };
+    let apart = salting.as_ref().map(|salting| salting.endpoint);
+    let ask = Ask { choices, apart, ..Ask::new(pool, request_id, prompt) };
     let division = division(pool, endpoint, body);
     Ok(Prepared { ask, streamed, forwardable, salting, division, refused, variant, work })
 }
@@ -204,7 +206,8 @@ fn unread(
     let mut prompt = without_tokens(count, adapter(pool, head.model.as_deref())?, Refusal::Malformed);
     prompt.namespace.salt = salting.as_ref().map(|salting| Arc::clone(&salting.salt));
     let prepared = Prepared::unread(pool, request_id, prompt, head.stream.unwrap_or(false));
-    Ok(Prepared { salting, ..prepared })
+    let apart = salting.as_ref().map(|salting| salting.endpoint);
+    Ok(Prepared { ask: Ask { apart, ..prepared.ask }, salting, ..prepared })
 }
 
 /// A request to a path whose prompts are not read.

@@ -4,6 +4,8 @@
 //! written with escapes, and of two with one name the later counts, so that a value
 //! of ours stands in every place of its name.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,6 +20,8 @@ use crate::tenancy::Tenant;
 
 /// The field in which engines take a cache salt.
 const CACHE_SALT: &str = "cache_salt";
+/// The fields by which vLLM is told of blocks that other requests left somewhere.
+const OF_BLOCKS: [&str; 2] = ["kv_transfer_params", "vllm_xargs"];
 
 /// A tenant's salt and where it goes in the body.
 #[derive(Clone, Debug)]
@@ -43,6 +47,13 @@ impl Salting {
     pub fn of(tenant: Tenant, endpoint: Endpoint, body: &[u8]) -> Result<Self, ClientError> {
         let found = members_named(body, CACHE_SALT)
             .map_err(|error| ClientError::NotJson { error: error.to_string() })?;
+        for field in OF_BLOCKS {
+            let found = members_named(body, field)
+                .map_err(|error| ClientError::NotJson { error: error.to_string() })?;
+            if found.values.iter().any(|value| names_blocks(field, value)) {
+                return Err(ClientError::NamesBlocks { field });
+            }
+        }
         let own = found.values.last().map(|value| serde_json::from_str::<Option<String>>(value.get()));
         let own = own.transpose().map_err(|_| ClientError::SaltNotText)?.flatten();
         let salt = tenant.salt(own.as_deref().filter(|own| !own.is_empty()));
@@ -76,6 +87,16 @@ impl Salting {
 
     fn json(&self) -> String {
         format!("\"{}\"", self.salt)
+    }
+}
+
+/// Whether the value of a field may name blocks. A salt is no bar to who can name them.
+fn names_blocks(field: &str, value: &RawValue) -> bool {
+    let members: Option<HashMap<Cow<'_, str>, &RawValue>> = serde_json::from_str(value.get()).ok();
+    match members {
+        None => value.get() != "null",
+        Some(members) if field == "vllm_xargs" => members.contains_key("kv_transfer_params"),
+        Some(members) => members.keys().any(|name| name != "prompt_token_ids"),
     }
 }
 
@@ -199,6 +220,29 @@ mod tests {
         check("deep", &format!("{{{deep}"), None, &format!(r#"{{"cache_salt":"SALT",{deep}"#));
     }
 
+    /// Whoever can name another tenant's blocks needs no salt to read them.
+    #[test]
+    fn blocks_of_other_requests_are_not_to_be_named() {
+        for good in [
+            r#"{"kv_transfer_params":null}"#,
+            r#"{"kv_transfer_params":{"prompt_token_ids":[1]}}"#,
+            r#"{"vllm_xargs":{"a":1}}"#,
+            r#"{"metadata":{"kv_transfer_params":{"remote_host":"x"}}}"#,
+        ] {
+            assert!(Salting::of(tenant(), Endpoint::Chat, good.as_bytes()).is_ok(), "{good}");
+        }
+        for bad in [
+            r#"{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]]}}"#,
+            r#"{"kv_transfer_params":{"do_remote_decode":true},"kv_transfer_params":null}"#,
+            r#"{"kv_transfer_params":{"remote_host":"x"}}"#,
+            r#"{"kv_transfer_params":"x"}"#,
+            r#"{"vllm_xargs":{"kv_transfer_params":{"remote_host":"x"}}}"#,
+        ] {
+            let error = Salting::of(tenant(), Endpoint::Chat, bad.as_bytes()).expect_err(bad);
+            assert_eq!(error.code(), "not_kept_apart", "{bad}");
+        }
+    }
+
     #[test]
     fn a_salt_that_is_no_text_is_refused() {
         for bad in ["5", "[\"a\",\"b\"]", "{}", "true", "\"\\ud800\""] {
@@ -230,5 +274,7 @@ mod tests {
         assert_eq!(both("{}"), r#"{"cache_salt":"SALT","a":1}"#);
         assert_eq!(both(r#"{"b":2}"#), r#"{"cache_salt":"SALT","a":1,"b":2}"#);
         assert_eq!(both(r#"{"a":0,"cache_salt":"x"}"#), r#"{"a":1,"cache_salt":"SALT"}"#);
+        let twice = r#"{"cache_salt":"x","a":0,"cache_salt":"y"}"#;
+        assert_eq!(both(twice), r#"{"cache_salt":"SALT","a":1,"cache_salt":"SALT"}"#);
     }
 }

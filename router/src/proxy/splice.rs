@@ -164,7 +164,7 @@ mod tests {
     fn edits_are_made_in_the_order_of_the_body() {
         let body = Bytes::from_static(b"0123456789");
         let edit = |at: Range<usize>, text: &str| Edit { at, text: text.to_owned() };
-        let edits = vec![edit(8..10, "z"), edit(1..1, "ab"), edit(1..3, ""), edit(5..6, "five")];
+        let edits = vec![edit(8..10, "z"), edit(1..3, ""), edit(1..1, "ab"), edit(5..6, "five")];
         assert_eq!(edited(&body, edits), "0ab34five67z");
         assert_eq!(edited(&body, Vec::new()).as_ptr(), body.as_ptr(), "nothing to do, nothing copied");
     }

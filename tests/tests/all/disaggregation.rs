@@ -1,5 +1,7 @@
 //! Requests that one worker prefills and another one decodes, through the running router: both contracts,
 //! what happens when either leg fails, and who is picked for which part.
+//!
+//! tidy: large, because all of it sets up and watches pairs by the same few functions.
 
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use tokio::time::Instant;
 use crate::harness::{
     MODEL, Router, Setup, engine, fault, id, long, received, state, text, total, unique, until, worker,
 };
-use crate::raw_worker::RawWorker;
+use crate::raw_worker::{RawWorker, STREAM_HEAD, chunk};
 
 const PREFILL: Option<Disaggregation> = Some(Disaggregation::Prefill);
 const DECODE: Option<Disaggregation> = Some(Disaggregation::Decode);
@@ -263,7 +265,8 @@ async fn usage_tells_what_prefill_had_cached() {
     for speaks in [NIXL, SGLANG] {
         let (prefill, decode) = speaks.pair().await;
         let router = speaks.router(&prefill, &decode).await;
-        ask(&router, "/v1/chat/completions", &chat(false)).await;
+        let (_, receipts) = ask(&router, "/v1/chat/completions", &chat(false)).await;
+        let prompt = of_role(&receipts, "Prefill")[0]["result"]["engine_prompt_tokens"].as_f64().unwrap();
         for stream in [false, true] {
             let (answer, receipts) = ask(&router, "/v1/chat/completions", &chat(stream)).await;
             let body = answer.text();
@@ -277,6 +280,8 @@ async fn usage_tells_what_prefill_had_cached() {
             assert_eq!(of_prefill["result"]["engine_cached_tokens"], cached, "{}", speaks.protocol);
             assert_eq!(of_prefill["predicted_hit_tokens"], cached, "what was predicted came true");
         }
+        let counted = router.metric("kvrouter_engine_prompt_tokens_total", "").await;
+        assert_eq!(counted, 3.0 * prompt, "each prompt once, not once for each leg");
         assert!(router.metric("kvrouter_predictions_total", "").await > 0.0);
         assert_eq!(
             router.metric("kvrouter_predictions_total", "").await,
@@ -321,6 +326,7 @@ async fn a_prefill_refusal_reaches_the_client() {
         assert!(answer.text().contains("refused by the simulator"), "{}", answer.text());
         assert_eq!(receipts.len(), 2, "it is not tried again");
         assert!(answer.headers.contains_key("x-request-id"));
+        assert_eq!(answer.headers["content-type"], "application/json", "{}", speaks.protocol);
         let (next, _) = ask(&router, "/v1/chat/completions", &chat(false)).await;
         assert_eq!(next.status, 200, "the pair serves on: {}", next.text());
         router.is_idle().await;
@@ -355,6 +361,75 @@ async fn what_a_pair_cannot_serve_is_refused_or_goes_to_mixed_workers() {
         assert_eq!(receipts.len(), 2, "a pair goes before mixed workers");
         assert_eq!(received(&whole).await.len(), 1);
     }
+}
+
+/// What computes no prompt is no pair's, and any worker's.
+#[tokio::test]
+async fn requests_without_a_prompt_are_served_where_only_pairs_stand() {
+    let (prefill, decode) = NIXL.pair().await;
+    let router = NIXL.router(&prefill, &decode).await;
+    let answer = router.send("/tokenize", &[], json!({"model": MODEL, "prompt": "a b c"}).to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(answer.json().unwrap()["count"].as_u64().unwrap() > 0);
+    assert_eq!(router.get("/version").await.status, 200);
+    let embeddings =
+        router.send("/v1/embeddings", &[], json!({"model": MODEL, "input": "a"}).to_string()).await;
+    assert_eq!(embeddings.status, 400, "that one has a prompt");
+    router.is_idle().await;
+}
+
+/// Mixed workers help out where prefill workers have as much waiting as they may have.
+#[tokio::test]
+async fn mixed_workers_take_what_full_pairs_cannot() {
+    let (prefill, decode) = NIXL.pair().await;
+    let whole = NIXL.engine(None, |_| {}).await;
+    let mut setup = NIXL.setup(&[&prefill], &[&decode]).more("overload: {maxQueuedTokens: 600}");
+    setup.workers.push(worker(&whole));
+    let router = ready(Router::start(setup).await).await;
+    fault(&prefill, json!({"stall_ms": 3000})).await;
+    let (client, url, body) =
+        (router.client.clone(), router.url("/v1/chat/completions"), chat(false).to_string());
+    let first = tokio::spawn(async move { client.send(Method::POST, &url, &[], body.into()).await });
+    until("the first one waits", async || {
+        (router.metric("kvrouter_target_requests", "").await >= 2.0).then_some(())
+    })
+    .await;
+    let body = json!({"model": MODEL, "messages": long(2), "max_tokens": 3});
+    let (answer, receipts) = ask(&router, "/v1/chat/completions", &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let (full, mixed) = (of_role(&receipts, "Prefill"), of_role(&receipts, "Mixed"));
+    assert_eq!((receipts.len(), &full[0]["result"]["failure"]), (2, &json!("overloaded")));
+    assert_eq!(mixed[0]["chosen"]["target"], format!("{}#0", id(&whole)));
+    assert_eq!(first.await.unwrap().unwrap().status, 200);
+    router.is_idle().await;
+}
+
+/// A refusal is the client's, however long it is: it is no failure of the worker and is not tried again.
+#[tokio::test]
+async fn a_very_long_refusal_of_prefill_is_passed_on_as_one() {
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = std::sync::Arc::clone(&asked);
+    let refusing = RawWorker::start(move |received| {
+        let head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n";
+        if received.head.starts_with("POST /v1/chat/completions") {
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        vec![head.as_bytes().to_vec(), vec![b'x'; 2 << 20]]
+    })
+    .await;
+    let decode = NIXL.engine(DECODE, |_| {}).await;
+    let entry =
+        |address: &str, role: &str| format!("{{url: \"http://{address}\", role: {role}, protocol: NIXL}}");
+    let workers = vec![
+        entry(&refusing.address.to_string(), "Prefill"),
+        entry(&decode.http_addr().to_string(), "Decode"),
+    ];
+    let setup = Setup { events: "{transport: None}".to_owned(), ..Setup::of(workers) };
+    let router = ready(Router::start(setup).await).await;
+    let (answer, receipts) = ask(&router, "/v1/chat/completions", &chat(false)).await;
+    assert_eq!((answer.status, &answer.json().unwrap()["error"]["code"]), (400, &json!("engine_refused")));
+    assert_eq!((receipts.len(), asked.load(std::sync::atomic::Ordering::Relaxed)), (2, 1), "one attempt");
+    router.is_idle().await;
 }
 
 /// One room per prompt.
@@ -449,15 +524,79 @@ async fn a_stream_that_breaks_says_so_once() {
     for speaks in [SGLANG, NIXL] {
         let (prefill, decode) = speaks.pair().await;
         let router = speaks.router(&prefill, &decode).await;
-        fault(&decode, json!({"die_after_chunks": 3})).await;
+        // So many that the first ones are under way when it breaks, on a busy machine too.
+        fault(&decode, json!({"die_after_chunks": 300})).await;
         let mut body = chat(true);
-        body["max_tokens"] = json!(20);
+        body["max_tokens"] = json!(600);
         let (answer, receipts) = ask(&router, "/v1/chat/completions", &body).await;
         assert_eq!((answer.status, receipts.len()), (200, 2));
         assert_eq!(answer.text().matches("mid_stream_failure").count(), 1, "{}", answer.text());
         assert_eq!(of_role(&receipts, "Decode")[0]["result"]["failure"], "mid_stream_failure");
         router.is_idle().await;
     }
+}
+
+/// Prefill that fails once decode answers: the same, and it is prefill's failure.
+#[tokio::test]
+async fn a_prefill_that_fails_late_ends_the_stream() {
+    let prefill = SGLANG.engine(PREFILL, |_| {}).await;
+    let decode = RawWorker::start(|received| match received.head.starts_with("POST /v1/chat") {
+        true => vec![STREAM_HEAD.into(), chunk(b"data: {}\n\n"), Vec::new()],
+        false => Vec::new(),
+    })
+    .await;
+    let decode = format!("{{url: \"http://{}\", role: Decode, protocol: SGLang}}", decode.address);
+    let workers = vec![SGLANG.worker(&prefill, "Prefill"), decode];
+    let setup = Setup { events: "{transport: None}".to_owned(), ..Setup::of(workers) };
+    let router = ready(Router::start(setup).await).await;
+    fault(&prefill, json!({"refuse": {"status": 500, "count": 1, "after_ms": 500}})).await;
+    let (answer, receipts) = ask(&router, "/v1/chat/completions", &chat(true)).await;
+    let text = answer.text();
+    assert!(answer.status == 200 && text.starts_with("data: {}\n\n"), "{}: {text}", answer.status);
+    assert_eq!(text.matches("mid_stream_failure").count(), 1, "{text}");
+    assert_eq!(of_role(&receipts, "Prefill")[0]["result"]["status"], 500);
+    assert_eq!(of_role(&receipts, "Decode")[0]["result"]["failure"], "prefill_failed");
+    router.is_idle().await;
+}
+
+/// Neither leg is waited for longer than any worker is.
+#[tokio::test]
+async fn a_leg_that_does_not_answer_is_given_up_in_time() {
+    for (speaks, hanging) in [(SGLANG, "Prefill"), (SGLANG, "Decode"), (NIXL, "Prefill"), (NIXL, "Decode")] {
+        let (prefill, decode) = speaks.pair().await;
+        let setup = speaks.setup(&[&prefill], &[&decode]).more("limits: {firstByteTimeoutSeconds: 1}");
+        let router = ready(Router::start(setup).await).await;
+        fault(if hanging == "Prefill" { &prefill } else { &decode }, json!({"hang": 1})).await;
+        let body = chat(true);
+        let asked = ask(&router, "/v1/chat/completions", &body);
+        let (answer, receipts) = tokio::time::timeout(Duration::from_secs(30), asked).await.unwrap();
+        assert_eq!(answer.status, 504, "{} {hanging}: {}", speaks.protocol, answer.text());
+        assert!(answer.text().contains("first_byte_timeout"), "{}", answer.text());
+        if speaks.protocol == "NIXL" {
+            let of_hanging = of_role(&receipts, hanging)[0];
+            assert_eq!(of_hanging["result"]["failure"], "first_byte_timeout", "{hanging}");
+        }
+        router.is_idle().await;
+    }
+}
+
+/// A worker that may not hear a salt gets no tenant's prompt, be it for a part of the work.
+#[tokio::test]
+async fn a_pair_that_may_not_hear_a_salt_gets_no_prompt() {
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "a secret for tests").unwrap();
+    let silent = async || RawWorker::start(|_| Vec::new()).await;
+    let workers = [(silent().await, "Prefill"), (silent().await, "Decode")];
+    let entries = workers.iter().map(|(worker, role)| {
+        format!("{{url: \"http://{}\", role: {role}, protocol: NIXL}}", worker.address)
+    });
+    let setup = Setup { events: "{transport: None}".to_owned(), ..Setup::of(entries.collect()) };
+    let setup = setup.more(&format!("tenancy: {{saltSecretFile: {:?}}}", secret.path()));
+    let router = ready(Router::start(setup).await).await;
+    let answer = router.send("/v1/chat/completions", &[("X-Tenant", "a")], chat(false).to_string()).await;
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.text().contains("not_kept_apart"), "{}", answer.text());
+    router.is_idle().await;
 }
 
 /// Without a pair there is a bounded wait, and then a 503 that says when to come back.
@@ -479,8 +618,15 @@ async fn without_a_pair_requests_wait_and_are_refused() {
 /// Prefill that never answers what decode needs is an error that names it.
 #[tokio::test]
 async fn a_prefill_answer_without_parameters_is_an_error() {
-    let odd = RawWorker::start(|_| {
-        let body = "{\"choices\":[]}";
+    refused_for("{\"choices\":[]}".to_owned(), "no_kv_transfer_params").await;
+    let endless = format!("{{\"kv_transfer_params\":{{\"a\":1}},\"x\":\"{}\"}}", "x".repeat(9 << 20));
+    refused_for(endless, "unreadable").await;
+}
+
+/// What prefill answers is refused for this reason, and decode hears nothing.
+async fn refused_for(answer: String, reason: &str) {
+    let odd = RawWorker::start(move |_| {
+        let body = answer.as_str();
         let head = format!(
             "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
@@ -493,9 +639,11 @@ async fn a_prefill_answer_without_parameters_is_an_error() {
     let workers = vec![prefill, NIXL.worker(&decode, "Decode")];
     let setup = Setup { events: "{transport: None}".to_owned(), ..Setup::of(workers) };
     let router = ready(Router::start(setup).await).await;
-    let (answer, _) = ask(&router, "/v1/chat/completions", &chat(false)).await;
+    let (answer, receipts) = ask(&router, "/v1/chat/completions", &chat(false)).await;
     assert_eq!(answer.status, 502);
-    assert!(answer.text().contains("no_kv_transfer_params"), "{}", answer.text());
+    assert!(answer.text().contains(reason), "{}", answer.text());
+    assert_eq!(of_role(&receipts, "Prefill")[0]["result"]["failure"], reason);
+    assert_eq!(of_role(&receipts, "Decode")[0]["result"]["failure"], "prefill_failed");
     assert_eq!((odd.posts(), total(&decode, "requests_total").await), (1, 0));
     router.is_idle().await;
 }

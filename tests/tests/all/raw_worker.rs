@@ -27,7 +27,7 @@ impl Received {
 }
 
 /// Answers every POST with the pieces that its script returns, each in a write of its own, and
-/// closes the connection then. Dropping it ends it.
+/// closes the connection then; behind an empty piece it stays open. Dropping it ends it.
 pub(crate) struct RawWorker {
     pub(crate) address: SocketAddr,
     posts: Arc<AtomicUsize>,
@@ -97,6 +97,9 @@ async fn serve(
     }
     posts.fetch_add(1, Ordering::Relaxed);
     for piece in script(received) {
+        if piece.is_empty() {
+            return std::future::pending().await;
+        }
         stream.write_all(&piece).await?;
         stream.flush().await?;
         // Lets the other side read this piece before the next one.

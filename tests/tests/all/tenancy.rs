@@ -229,6 +229,27 @@ async fn an_engine_that_may_not_hear_a_salt_gets_no_prompt() {
     }
 }
 
+/// Who does not heed a salt at a path does not stand for choice there, however idle it is.
+#[tokio::test]
+async fn a_request_goes_to_an_engine_that_hears_its_salt() {
+    let sglang = engine(|config| config.wire = Wire::Sglang0523).await;
+    let other = engine(|config| config.wire = Wire::Sglang0523).await;
+    let vllm = engine(|config| config.wire = Wire::Vllm033).await;
+    let file = secret();
+    let router = Router::start(Setup::zmq(&[&sglang, &vllm, &other]).more(&tenancy(&file, ""))).await;
+    for number in 0..4 {
+        let body = json!({"model": MODEL, "messages": long(number), "max_tokens": 1});
+        let (status, text, receipt) = ask(&router, "/v1/messages", Some("a"), &body).await;
+        // The simulated engine does not know the path, and says so: it was asked.
+        assert_eq!(
+            (status, &receipt["chosen"]["target"]),
+            (404, &json!(format!("{}#0", id(&vllm)))),
+            "{text}"
+        );
+        assert_eq!(receipt["candidate_count"], 1);
+    }
+}
+
 /// The salt is one more member, and all other bytes are the client's, also of a body that the router cannot read
 /// and of one that gets token ids.
 #[tokio::test]
@@ -290,4 +311,24 @@ async fn a_dry_run_has_a_tenant_too() {
     let other = explain(&[("x-tenant", "b")]).await.text();
     assert!(!other.contains(&first.0), "{other}");
     assert_eq!(explain(&[]).await.status, 400);
+}
+
+/// What is known of one tenant's body is known for it alone: the same one of another tenant takes as much room again.
+#[tokio::test]
+async fn what_is_kept_of_a_body_is_its_tenants() {
+    let only = engine(|_| {}).await;
+    let file = secret();
+    let router = Router::start(Setup::zmq(&[&only]).more(&tenancy(&file, ""))).await;
+    let messages: Vec<Value> = (0..400).map(|at| json!({"role": "user", "content": text(at, 8)})).collect();
+    let body = json!({"model": MODEL, "messages": messages, "max_tokens": 1});
+    let (mut before, mut taken) = (0.0, Vec::new());
+    for tenant in ["a", "b", "a"] {
+        ask(&router, CHAT, Some(tenant), &body).await;
+        let room = router.metric("kvrouter_pool", "\"prompt_cache_bytes\"").await;
+        taken.push(room - before);
+        before = room;
+    }
+    assert!(taken[0] > 2.0 * body.to_string().len() as f64, "text and ids are kept: {taken:?}");
+    // The first one paid for the router's own small texts too.
+    assert!(taken[1] > 0.95 * taken[0] && taken[2] == 0.0, "{taken:?}");
 }

@@ -5,23 +5,28 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 
+use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::prompt::endpoint::Endpoint;
-use crate::proxy::splice::{Layout, members};
+use crate::proxy::splice::{Layout, members, range_in};
 
 /// Members that protocols write.
-const WRITTEN: [&str; 10] = [
+const WRITTEN: [&str; 13] = [
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "data_parallel_rank",
+    "disagg_prefill_dp_rank",
     "input_ids",
     "kv_transfer_params",
     "max_completion_tokens",
     "max_tokens",
     "min_tokens",
+    "routed_dp_rank",
     "stream",
     "stream_options",
 ];
@@ -37,6 +42,10 @@ pub struct Division {
     pub choices: u64,
     /// How many prompts a list of them has; `None` for one that stands by itself.
     pub batch: Option<usize>,
+    /// Why what is handed over would not be enough to answer it.
+    pub wants: Option<Indivisible>,
+    /// Where the ids are that it has itself, in the member for what is handed over.
+    pub own_ids: Option<Range<usize>>,
 }
 
 /// Why a request cannot be divided between two workers.
@@ -50,6 +59,10 @@ pub enum Indivisible {
     Choices,
     /// Several prompts in one body: one of them is handed over.
     Batch,
+    /// What the engine says of the prompt itself is not handed over.
+    OfPrompt,
+    /// Several answers are followed at once, and none of them handed over.
+    BeamSearch,
 }
 
 impl Indivisible {
@@ -62,6 +75,10 @@ impl Indivisible {
             Self::Unreadable => "its body cannot be read; send a JSON object with numbers and texts in range",
             Self::Choices => "it wants more than one answer of a prompt; send it once for each with `n` 1",
             Self::Batch => "it has several prompts; send each by itself",
+            Self::OfPrompt => {
+                "it wants its prompt back or log probabilities of it; leave out `echo` and `prompt_logprobs`"
+            }
+            Self::BeamSearch => "it wants a beam search; leave out `use_beam_search`",
         }
     }
 }
@@ -78,7 +95,8 @@ impl Division {
         let members = members(body).ok_or(Indivisible::Unreadable)?;
         let layout = Layout::of(body, &members, &WRITTEN).ok_or(Indivisible::Unreadable)?;
         let batch = prompts(endpoint, &members).find_map(count);
-        Ok(Self { endpoint, layout, choices: choices(&members), batch })
+        let (choices, wants) = (choices(&members), wants(&members));
+        Ok(Self { endpoint, layout, choices, batch, wants, own_ids: own_ids(body, &members) })
     }
 }
 
@@ -102,6 +120,27 @@ fn count(value: &RawValue) -> Option<usize> {
     (first.starts_with('"') || first.starts_with('[')).then_some(items.len())
 }
 
+/// What it wants that decode cannot tell of a prompt that it did not compute.
+fn wants(members: &HashMap<Cow<'_, str>, &RawValue>) -> Option<Indivisible> {
+    let is = |name: &str| members.get(name).is_some_and(|value| !matches!(value.get(), "null" | "false"));
+    match () {
+        () if is("use_beam_search") => Some(Indivisible::BeamSearch),
+        () if is("echo") || is("prompt_logprobs") => Some(Indivisible::OfPrompt),
+        () => None,
+    }
+}
+
+/// vLLM reads the ids of a chat in `kv_transfer_params`, in place of its messages.
+fn own_ids(body: &[u8], members: &HashMap<Cow<'_, str>, &RawValue>) -> Option<Range<usize>> {
+    #[derive(Deserialize)]
+    struct Parameters<'a> {
+        #[serde(borrow)]
+        prompt_token_ids: Option<&'a RawValue>,
+    }
+    let parameters: Parameters<'_> = serde_json::from_str(members.get("kv_transfer_params")?.get()).ok()?;
+    range_in(body, parameters.prompt_token_ids?)
+}
+
 /// The largest `n` that the body asks for. What is no count is the engine's to
 /// refuse.
 fn choices(members: &HashMap<Cow<'_, str>, &RawValue>) -> u64 {
@@ -119,7 +158,7 @@ mod tests {
 
     #[test]
     fn prompts_and_choices_are_counted() {
-        use Endpoint::{Chat, Completions, Generate, Messages, Other};
+        use Endpoint::{Chat, Completions, Generate, Messages, Other, Responses};
         let check = |endpoint, body: &str, expected: Result<(Option<usize>, u64), Indivisible>| {
             let found = Division::of(endpoint, body.as_bytes());
             assert_eq!(found.map(|it| (it.batch, it.choices)), expected, "{body}");
@@ -136,6 +175,28 @@ mod tests {
         check(Generate, r#"{"input_ids":[[1],[2]],"sampling_params":[{"n":1},{"n":2}]}"#, Ok((Some(2), 2)));
         check(Generate, "[1]", Err(Indivisible::Unreadable));
         check(Messages, "{}", Err(Indivisible::Endpoint));
+        check(Responses, "{}", Err(Indivisible::Endpoint));
         check(Other, "{}", Err(Indivisible::Endpoint));
+    }
+
+    #[test]
+    fn what_cannot_be_handed_over_is_seen() {
+        let wants = |body: &str| Division::of(Endpoint::Chat, body.as_bytes()).expect("an object").wants;
+        assert_eq!(wants(r#"{"echo":false,"prompt_logprobs":null}"#), None);
+        assert_eq!(wants(r#"{"echo":true}"#), Some(Indivisible::OfPrompt));
+        assert_eq!(wants(r#"{"prompt_logprobs":0}"#), Some(Indivisible::OfPrompt));
+        assert_eq!(wants(r#"{"use_beam_search":true}"#), Some(Indivisible::BeamSearch));
+    }
+
+    #[test]
+    fn ids_of_the_clients_own_are_found() {
+        let own = |body: &str| {
+            let found = Division::of(Endpoint::Chat, body.as_bytes()).expect("an object").own_ids;
+            found.map(|at| body[at].to_owned())
+        };
+        let ids = r#"{"kv_transfer_params":{"remote_host":"x","prompt_token_ids":[1, 2]}}"#;
+        assert_eq!(own(ids).as_deref(), Some("[1, 2]"));
+        assert_eq!(own(r#"{"kv_transfer_params":{"prompt_token_ids":null}}"#), None);
+        assert_eq!(own(r#"{"kv_transfer_params":5}"#), None);
     }
 }

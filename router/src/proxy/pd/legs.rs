@@ -34,7 +34,7 @@ enum End {
     /// Its part is done. The watch is with it as long as somebody needs it.
     Done { held: Option<Box<Watch>>, body: Bytes, cached: Option<u64> },
     /// The engine refused: its own words.
-    Refused { status: u16, answer: Response },
+    Refused { status: u16, answer: Response, watch: Box<Watch> },
     /// It did not answer, or broke off.
     Failed { reason: &'static str },
     /// It took too long.
@@ -211,8 +211,8 @@ fn decoded(
 /// What comes of a prefill leg that did not do its part.
 fn ended_badly(run: &Run<'_>, worker: WorkerId, end: End) -> Attempt {
     match end {
-        End::Refused { status: 502..=504, .. } if run.may_retry(&worker) => {
-            run.app.pool.metrics.failures.with_label_values(&["worker_refused"]).inc();
+        End::Refused { status: 502..=504, mut watch, .. } if run.may_retry(&worker) => {
+            watch.fail("worker_refused");
             failed(worker, "refused")
         }
         End::Refused { mut answer, .. } => {
@@ -261,14 +261,19 @@ async fn leg(
         }
     };
     if !parts.status.is_success() {
-        return End::Refused { status: parts.status.as_u16(), answer: passed_on(parts, body) };
+        let (status, watch) = (parts.status.as_u16(), Box::new(watch));
+        return End::Refused { status, answer: passed_on(parts, body), watch };
     }
     let is_held = guard == PrefillGuardRelease::Decode || keep == Keep::Answer;
+    let body = body.unwrap_or_default();
     End::Done { held: is_held.then(|| Box::new(watch)), body, cached }
 }
 
-/// The engine's own refusal.
-fn passed_on(parts: Parts, body: Bytes) -> Response {
+/// The engine's own refusal, or that there was one if it was too long to keep.
+fn passed_on(parts: Parts, body: Option<Bytes>) -> Response {
+    let Some(body) = body else {
+        return ClientError::LongRefusal { status: parts.status }.into_response();
+    };
     let mut response = Response::new(axum::body::Body::from(body));
     *response.status_mut() = parts.status;
     headers::copy_end_to_end(&parts.headers, response.headers_mut());
@@ -281,7 +286,7 @@ async fn exchange(
     request: Request<Full<Bytes>>,
     watch: &mut Watch,
     keep: Keep,
-) -> Result<(Parts, Bytes, Option<u64>), UpstreamError> {
+) -> Result<(Parts, Option<Bytes>, Option<u64>), UpstreamError> {
     let (parts, mut body) = app.upstream.send(request).await?.into_parts();
     watch.status(parts.status.as_u16());
     let kind = parts.headers.get(http::header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
@@ -291,19 +296,19 @@ async fn exchange(
         true => MAX_ANSWER,
         false => MAX_REFUSAL,
     };
-    let mut kept = Vec::new();
+    let mut kept = Some(Vec::new());
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|source| UpstreamError::Body { source })?;
         let Ok(data) = frame.into_data() else { continue };
         reader.read(&data);
-        if kept.len() + data.len() <= room {
-            kept.extend_from_slice(&data);
-        } else if room > 0 {
-            return Err(UpstreamError::Unreadable);
+        match &mut kept {
+            Some(kept) if kept.len() + data.len() <= room => kept.extend_from_slice(&data),
+            _ if room == MAX_ANSWER => return Err(UpstreamError::Unreadable),
+            _ => kept = None,
         }
     }
     let usage = watch.prefilled(&mut reader);
-    Ok((parts, kept.into(), usage.cached))
+    Ok((parts, kept.map(Bytes::from), usage.cached))
 }
 
 impl Beside {

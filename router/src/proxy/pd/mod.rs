@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Request;
+use http::{HeaderName, Request, header};
 use http_body_util::Full;
 use kvrouter_core::ids::{Role, WorkerId};
 use kvrouter_crds::config::{PrefillGuardRelease, Protocol};
@@ -32,7 +32,7 @@ use super::forward::{Ids, Way};
 use super::salting::Salting;
 use super::splice::Splice;
 use super::{App, Attempt, Inbound, outbound};
-use crate::fleet::Worker;
+use crate::fleet::{Exclusion, Needs, Place, Worker};
 use crate::pool::Pool;
 use crate::route::Routed;
 use division::{Division, Indivisible};
@@ -137,28 +137,28 @@ fn hand(splice: &mut Splice<'_>, ids: &Ids) {
 }
 
 /// Ready workers of each part of `protocol` that serve `ask` and are not `excluded`.
-pub fn ready(pool: &Pool, protocol: Protocol, adapter: Option<&str>, excluded: &[WorkerId]) -> [usize; 2] {
+pub fn ready(pool: &Pool, protocol: Protocol, needs: Needs<'_>, excluded: &[WorkerId]) -> [usize; 2] {
     let workers = pool.fleet.workers();
     [Role::Prefill, Role::Decode].map(|role| {
         let does =
-            |worker: &&Arc<Worker>| worker.does(role, protocol, adapter) && !excluded.contains(&worker.id);
+            |worker: &&Arc<Worker>| worker.does(role, protocol, needs) && !excluded.contains(&worker.id);
         workers.iter().filter(does).count()
     })
 }
 
-/// The protocol of a pair that stands for `adapter` now.
-pub fn standing(pool: &Pool, adapter: Option<&str>) -> Option<Protocol> {
-    let stands = |protocol: &Protocol| ready(pool, *protocol, adapter, &[]).iter().all(|ready| *ready > 0);
+/// The protocol of a pair that stands now for a request with these needs.
+pub fn standing(pool: &Pool, needs: Needs<'_>) -> Option<Protocol> {
+    let stands = |protocol: &Protocol| ready(pool, *protocol, needs, &[]).iter().all(|ready| *ready > 0);
     Protocol::ALL.into_iter().find(stands)
 }
 
 /// The protocol of a pair that can serve `inbound` now.
 pub(super) fn pair_for(app: &App, inbound: &Inbound, excluded: &[WorkerId]) -> Option<Protocol> {
     let division = inbound.division.as_ref()?.as_ref().ok()?;
-    let adapter = inbound.ask.adapter.as_deref();
+    let needs = inbound.ask.needs();
     let stands = |protocol: &Protocol| {
         contract(*protocol).refuses(division).is_none()
-            && ready(&app.pool, *protocol, adapter, excluded).iter().all(|ready| *ready > 0)
+            && ready(&app.pool, *protocol, needs, excluded).iter().all(|ready| *ready > 0)
     };
     Protocol::ALL.into_iter().find(stands)
 }
@@ -167,7 +167,11 @@ pub(super) fn pair_for(app: &App, inbound: &Inbound, excluded: &[WorkerId]) -> O
 /// there are no mixed workers, ready or not.
 pub(super) fn refusal(app: &App, inbound: &Inbound) -> Option<ClientError> {
     let division = inbound.division.as_ref()?;
-    let places: Vec<_> = app.pool.fleet.workers().iter().map(|worker| worker.place()).collect();
+    // One of no role, or of two, serves nothing until its labels are mended.
+    let is_of_a_role =
+        |place: &Place| !matches!(place.exclusion, Some(Exclusion::NoRole | Exclusion::TwoRoles));
+    let workers = app.pool.fleet.workers();
+    let places: Vec<_> = workers.iter().map(|worker| worker.place()).filter(is_of_a_role).collect();
     if places.is_empty() || places.iter().any(|place| place.role == Role::Mixed) {
         return None;
     }
@@ -272,8 +276,18 @@ struct Run<'a> {
 impl Run<'_> {
     /// What is sent to the worker of `watch`; an error is in its receipt.
     fn outbound(&self, watch: &mut Watch, body: Bytes) -> Result<Request<Full<Bytes>>, ClientError> {
-        let request = outbound(self.inbound, body, watch.routed(), self.attempt);
-        request.inspect_err(|error| watch.give_up(error.code()))
+        let mut request = outbound(self.inbound, body, watch.routed(), self.attempt)
+            .inspect_err(|error| watch.give_up(error.code()))?;
+        let all = request.headers_mut();
+        if watch.routed().role == Role::Prefill {
+            // Its answer is read here.
+            all.remove(header::ACCEPT_ENCODING);
+        }
+        // SGLang lets these win over the body, where it was told to read them.
+        let overrides = |name: &&HeaderName| name.as_str().starts_with("x-override-");
+        let overrides: Vec<HeaderName> = all.keys().filter(overrides).cloned().collect();
+        overrides.iter().for_each(|name| drop(all.remove(name)));
+        Ok(request)
     }
 
     /// Whether another attempt may follow one in which `worker` failed.

@@ -44,6 +44,7 @@ impl Contract for Nixl {
             _ => return Some(Indivisible::Endpoint),
         }
         match division {
+            Division { wants: Some(wants), .. } => Some(*wants),
             Division { choices: 2.., .. } => Some(Indivisible::Choices),
             Division { batch: Some(2..), .. } => Some(Indivisible::Batch),
             _ => None,
@@ -57,7 +58,7 @@ impl Contract for Nixl {
         splice.set_if_given("min_tokens", "1");
         splice.set("stream", "false");
         splice.set_if_given("stream_options", "null");
-        set_parameters(&mut splice, REMOTE_DECODE, request.prefill_ids.as_ref());
+        set_parameters(&mut splice, request, REMOTE_DECODE, request.prefill_ids.as_ref());
         Begun::PrefillFirst { prefill: splice.apply(request.body), go_on }
     }
 }
@@ -69,19 +70,26 @@ fn go_on(request: &Outgoing<'_>, prefill: &Bytes) -> Result<Continued, &'static 
     let inner = inner.map(str::trim).filter(|inner| !inner.is_empty()).ok_or("no_kv_transfer_params")?;
     let told: Parameters = serde_json::from_str(given).unwrap_or_default();
     let mut splice = request.splice();
-    set_parameters(&mut splice, inner, request.decode_ids.as_ref());
+    set_parameters(&mut splice, request, inner, request.decode_ids.as_ref());
     Ok(Continued { decode: splice.apply(request.body), cached: told.remote_prefill_cached_tokens })
 }
 
-/// Sets `kv_transfer_params` to `members`, and to the ids that belong there.
-fn set_parameters(splice: &mut Splice<'_>, members: &str, ids: Option<&Ids>) {
+/// Sets `kv_transfer_params` to `members`, and to the ids that belong there: ours, or
+/// those that the request has itself.
+fn set_parameters(splice: &mut Splice<'_>, request: &Outgoing<'_>, members: &str, ids: Option<&Ids>) {
+    let own = request.division.own_ids.clone().and_then(|at| request.body.get(at));
+    let own = own.and_then(|ids| std::str::from_utf8(ids).ok());
     let parameters = match ids {
         Some(Ids { way: Way::InParameters(_), text }) => format!("{{{members},\"prompt_token_ids\":{text}}}"),
         Some(ids) => {
             super::hand(splice, ids);
             format!("{{{members}}}")
         }
-        None => format!("{{{members}}}"),
+        None => match own {
+            // They are the prompt, whatever the messages say.
+            Some(text) => format!("{{{members},\"prompt_token_ids\":{text}}}"),
+            None => format!("{{{members}}}"),
+        },
     };
     splice.set("kv_transfer_params", parameters);
 }
@@ -126,6 +134,12 @@ mod tests {
             r#"{"max_tokens": 9,"max_completion_tokens":8,"min_tokens":7,"stream":true,"stream_options":{"include_usage":true},"kv_transfer_params":{"remote_host":"evil"}}"#,
             None,
             r#"{"max_tokens": 1,"max_completion_tokens":1,"min_tokens":1,"stream":false,"stream_options":null,FLAGS}}"#,
+        );
+        check(
+            Chat,
+            r#"{"messages":[],"kv_transfer_params":{"remote_host":"evil","prompt_token_ids":[7, 8]}}"#,
+            None,
+            r#"{"max_tokens":1,"stream":false,"messages":[],FLAGS,"prompt_token_ids":[7, 8]}}"#,
         );
         check(
             Chat,

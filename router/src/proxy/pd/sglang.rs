@@ -78,6 +78,10 @@ impl Meeting {
         splice.set("bootstrap_host", self.host.clone());
         splice.set("bootstrap_port", self.port.clone());
         splice.set("bootstrap_room", self.room.clone());
+        // The room leads to prefill's rank, and the header to either's own.
+        for rank in ["routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank"] {
+            splice.set_if_given(rank, "null");
+        }
     }
 }
 
@@ -97,6 +101,7 @@ mod tests {
     use Endpoint::{Chat, Completions, Generate};
 
     use crate::prompt::endpoint::Endpoint;
+    use crate::proxy::forward::Way;
 
     #[test]
     fn rooms_are_of_63_bits_and_lead_to_the_rank() {
@@ -147,6 +152,28 @@ mod tests {
             r#"{"text":"a","bootstrap_room":5,"bootstrap_host":"evil","bootstrap_port":1}"#,
             r#"{"text":"a","bootstrap_room":101,"bootstrap_host":"10.0.0.1","bootstrap_port":8998}"#,
         );
+        check(
+            Generate,
+            r#"{"text":"a","disagg_prefill_dp_rank":3,"routed_dp_rank":2,"data_parallel_rank":1}"#,
+            r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":101,"text":"a","disagg_prefill_dp_rank":null,"routed_dp_rank":null,"data_parallel_rank":null}"#,
+        );
+    }
+
+    #[test]
+    fn each_gets_the_ids_that_it_may_have() {
+        let body = Bytes::from_static(b"{\"messages\":[]}");
+        let division = division(Chat, "{\"messages\":[]}").expect("divisible");
+        let ids = || Some(Ids { way: Way::Member(1), text: "[1,2]".into() });
+        for (prefill_ids, decode_ids) in [(ids(), None), (None, ids())] {
+            let expected = [prefill_ids.is_some(), decode_ids.is_some()];
+            let request =
+                Outgoing { body: &body, division: &division, salting: None, prefill_ids, decode_ids };
+            let Begun::Together { prefill, decode } = SGLang.begin(&request, &pair("p:1", &|| 0)) else {
+                panic!("both at once")
+            };
+            let has_ids = |body: Bytes| String::from_utf8_lossy(&body).contains("\"input_ids\":[1,2]");
+            assert_eq!([prefill, decode].map(has_ids), expected);
+        }
     }
 
     /// Case E07: what needs a room per sample is refused, never left waiting.
@@ -160,6 +187,11 @@ mod tests {
             (Completions, r#"{"prompt":["a","b"]}"#, None),
         ] {
             assert_eq!(SGLang.refuses(&division(endpoint, body).expect("divisible")), expected, "{body}");
+        }
+        for (prompts, expected) in [(MAX_BATCH, None), (MAX_BATCH + 1, Some(Indivisible::Batch))] {
+            let body = format!("{{\"prompt\":[[1]{}]}}", ",[1]".repeat(prompts - 1));
+            let found = SGLang.refuses(&division(Completions, &body).expect("divisible"));
+            assert_eq!(found, expected, "{prompts} prompts");
         }
     }
 }

@@ -152,11 +152,20 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_gets_it_in_place_of_nothing() {
+        let mut rewriter = Rewriter::of_events(64);
+        let event = "data: {\"usage\":{\"prompt_tokens_details\":null}}\n";
+        let expected = "data: {\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":64}}}\n";
+        assert_eq!(rewriter.pass(Bytes::from_static(event.as_bytes())), expected);
+    }
+
+    #[test]
     fn what_is_too_long_passes() {
         let mut rewriter = Rewriter::of_events(64);
         let long = Bytes::from(vec![b'x'; MAX_KEPT]);
         assert_eq!(rewriter.pass(long.clone()).len(), 0);
         assert_eq!(rewriter.pass(long).len(), 2 * MAX_KEPT);
-        assert_eq!(rewriter.pass(Bytes::from_static(b"y\nz\n")), "y\nz\n");
+        assert_eq!(rewriter.pass(Bytes::from_static(b"y\nz")), "y\n", "the next line is held back again");
+        assert_eq!(rewriter.finish(), "z");
     }
 }
