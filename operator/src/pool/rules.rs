@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use kvrouter_crds::conditions::Reason;
-use kvrouter_crds::config::{Engine, EventTransport, Protocol, RoleName};
+use kvrouter_crds::config::{DEFAULT_BOOTSTRAP_PORT, Engine, EventTransport, Protocol, RoleName};
 use kvrouter_crds::pool::{Bridge, InferencePoolSpec, NatsSpec, RoleSpec, SecretKeyRef, TokenizerSource};
 
 use crate::config::is_broker;
@@ -179,6 +179,9 @@ fn handover(spec: &InferencePoolSpec, role: &RoleSpec, field: &str, found: &mut 
         );
         found.push(invalid(field, message));
     }
+    if (role.name, role.protocol) == (RoleName::Prefill, Some(Protocol::SGLang)) {
+        bootstrap(spec, role.bootstrap_port.unwrap_or(DEFAULT_BOOTSTRAP_PORT), field, found);
+    }
     let Some(port) = role.bootstrap_port else { return };
     if (role.name, role.protocol) != (RoleName::Prefill, Some(Protocol::SGLang)) {
         let message = format!(
@@ -190,6 +193,26 @@ fn handover(spec: &InferencePoolSpec, role: &RoleSpec, field: &str, found: &mut 
     if port == 0 || 1 << 16 < ports.end {
         let message = format!(
             "The bootstrapPort of the role {label} must be 1 to 65535 for each of spec.targetPorts, of which every one has its own, counted on; correct it."
+        );
+        found.push(invalid(field, message));
+    }
+}
+
+/// Whether the bootstrap servers' ports, from `first` on, are those of something else.
+fn bootstrap(spec: &InferencePoolSpec, first: u16, field: &str, found: &mut Vec<Complaint>) {
+    let events = &spec.kv_events;
+    let ranks = spec.target_ports.len() as u64 * u64::from(spec.dp_size);
+    let mut taken: Vec<_> =
+        spec.target_ports.iter().map(|port| (u64::from(port.number), 1, "spec.targetPorts")).collect();
+    if events.transport != EventTransport::None {
+        let of_events = [events.port, events.replay_port].map(|port| (port.into(), ranks, "spec.kvEvents"));
+        taken.extend(of_events);
+    }
+    let own = u64::from(first)..u64::from(first) + spec.target_ports.len() as u64;
+    let clash = taken.into_iter().find(|(other, count, _)| *other < own.end && own.start < other + count);
+    if let Some((_, _, other)) = clash {
+        let message = format!(
+            "Prefill's bootstrap servers have the ports from {first} on, one for each of spec.targetPorts, and {other} has one of these; give the role another bootstrapPort."
         );
         found.push(invalid(field, message));
     }

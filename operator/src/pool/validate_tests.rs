@@ -184,6 +184,11 @@ fn prefill_and_decode_come_together_and_speak_the_same() {
     let ports = json!({"targetPorts": [{"number": 8000}, {"number": 8001}]});
     let beyond = merged(roles(&[prefill(&at_port(65535)), decode(&sglang)]), ports);
     check_spec("beyond the last port", beyond, &[("spec.roles[0]", "1 to 65535 for each")]);
+    let served_there =
+        merged(roles(&[prefill(&sglang), decode(&sglang)]), json!({"targetPorts": [{"number": 8998}]}));
+    check_spec("the usual port, served on", served_there, &[("spec.roles[0]", "spec.targetPorts has one")]);
+    let of_events = roles(&[prefill(&at_port(5557)), decode(&sglang)]);
+    check_spec("a port of events", of_events, &[("spec.roles[0]", "spec.kvEvents has one")]);
     for (engine, protocol, wrong) in
         [("SGLang", &nixl, true), ("VLLM", &sglang, true), ("VLLM", &nixl, false)]
     {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Affinity, TopologySpreadConstraint};
 use kvrouter_crds::conditions::Reason;
-use kvrouter_crds::config::{DemandMode, Policy};
+use kvrouter_crds::config::{DemandMode, NO_TENANT_HEADERS, Policy};
 use kvrouter_crds::pool::InferencePoolSpec;
 use kvrouter_crds::router::{KvRouterSpec, Scheduling};
 use kvrouter_crds::{InferencePool, KvRouter};
@@ -87,6 +87,20 @@ fn contradictions(spec: &KvRouterSpec, complaints: &mut Vec<Complaint>) {
     if tiers.host < tiers.disk || tiers.device < tiers.host {
         let message = "spec.tierCredits: a slower tier cannot be worth more than a faster one; order them disk, host, device.";
         complaints.push(invalid("spec.tierCredits", message));
+    }
+    if let Some(tenancy) = &spec.tenancy {
+        let (header, field) = (&tenancy.header, "spec.tenancy.header");
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        if header.is_empty() || !header.bytes().all(is_plain) {
+            let message = "spec.tenancy.header must be letters, digits, - and _; write one such as X-Tenant.";
+            complaints.push(invalid(field, message));
+        }
+        if NO_TENANT_HEADERS.contains(&header.to_ascii_lowercase().as_str()) {
+            let message = format!(
+                "spec.tenancy.header: {header} is about one connection or written by the router, so it cannot name a tenant; choose another header."
+            );
+            complaints.push(invalid(field, message));
+        }
     }
     for (at, shadow) in spec.shadow_policies.iter().enumerate() {
         if *shadow == spec.policy {

@@ -46,6 +46,12 @@ fn a_router_needs_a_pool_that_it_can_serve() {
     check("demand that is off", demand("LeastLoad", "Disabled"), good(), None);
     let needs = Some((Reason::InvalidSpec, "spec.decodeInputDemand needs policy: CachePlusLoad or KvAware"));
     check("demand without a cost", demand("LeastLoad", "Shadow"), good(), needs);
+    let tenants =
+        |header: &str| json!({"tenancy": {"header": header, "saltSecretRef": {"name": "a", "key": "b"}}});
+    check("tenants", tenants("X-Team_2"), good(), None);
+    for (header, part) in [("Host", "about one connection"), ("a b", "letters, digits")] {
+        check(header, tenants(header), good(), Some((Reason::InvalidSpec, part)));
+    }
     let weights = json!({"policy": "KvAware", "loadWeights": {"queue": 1}});
     check("weights for nothing", weights, good(), Some((Reason::InvalidSpec, "needs policy: CachePlusLoad")));
     let shadow = json!({"shadowPolicies": ["CachePlusLoad"]});
