@@ -18,7 +18,7 @@ use http::{HeaderMap, HeaderName, Method};
 use kvrouter_crds::config::{Engine, WithoutHeader};
 use ring::hmac;
 
-use crate::prompt::endpoint::Endpoint;
+use crate::prompt::endpoint::{Endpoint, computes_no_prompt};
 use crate::proxy::errors::ClientError;
 use crate::proxy::forward::version;
 
@@ -28,10 +28,6 @@ const MAX_TENANT: usize = 1024;
 pub const MIN_SECRET: usize = 16;
 /// What these digests are for.
 const PURPOSE: &[u8] = b"kvrouter tenant salt 1";
-/// What `POST` may ask for without a prompt being computed.
-const WITHOUT_PROMPT: [&str; 5] =
-    ["/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens"];
-
 /// How tenants are told from each other.
 #[derive(Clone, Debug)]
 pub struct Tenancy {
@@ -117,16 +113,6 @@ impl Tenant {
 fn frame(context: &mut hmac::Context, field: &[u8]) {
     context.update(&(field.len() as u64).to_le_bytes());
     context.update(field);
-}
-
-/// Whether nothing is cached that another request could find.
-pub fn computes_no_prompt(method: &Method, path: &str) -> bool {
-    let cancels = || path.starts_with("/v1/responses/") && path.ends_with("/cancel");
-    match *method {
-        Method::GET | Method::HEAD | Method::OPTIONS => true,
-        Method::POST => WITHOUT_PROMPT.contains(&path) || cancels(),
-        _ => false,
-    }
 }
 
 /// Whether such an engine keeps prompts to `endpoint` apart by their salts.

@@ -3,6 +3,7 @@
 //! Only real top-level fields count; text inside a prompt never does. Values are
 //! moved out of the body: a body of many megabytes is not copied.
 
+use http::Method;
 use kvrouter_core::units::Tokens;
 use kvrouter_crds::config::Engine;
 use serde_json::Value;
@@ -12,6 +13,10 @@ use super::chat::{self, Chat, is_given, is_true, take};
 use super::template::Templates;
 use super::tokenize::Specials;
 use super::{Refusal, anthropic, responses};
+
+/// What `POST` may ask for without a prompt being computed.
+const WITHOUT_PROMPT: [&str; 5] =
+    ["/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens"];
 
 /// A path that the router understands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -270,6 +275,17 @@ pub fn estimate(body: &Body) -> Tokens {
     };
     let of_messages = body.messages.iter().flatten().map(of_message).sum::<u64>();
     Tokens((of_fields + of_messages) / 4)
+}
+
+/// Whether such a request makes an engine compute no prompt, so that nothing is cached
+/// that another one could find.
+pub fn computes_no_prompt(method: &Method, path: &str) -> bool {
+    let cancels = || path.starts_with("/v1/responses/") && path.ends_with("/cancel");
+    match *method {
+        Method::GET | Method::HEAD | Method::OPTIONS => true,
+        Method::POST => WITHOUT_PROMPT.contains(&path) || cancels(),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

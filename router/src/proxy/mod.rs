@@ -45,9 +45,9 @@ use serde_json::{Value, json};
 
 use crate::fleet::{Needs, ServedModel, Worker};
 use crate::pool::Pool;
-use crate::prompt::endpoint::Endpoint;
+use crate::prompt::endpoint::{Endpoint, computes_no_prompt};
 use crate::route::{self, Ask, Routed, Unrouted};
-use crate::tenancy::{Tenancy, Tenant, computes_no_prompt};
+use crate::tenancy::{Tenancy, Tenant};
 use answer::Watch;
 use arrival::Arrival;
 use errors::ClientError;

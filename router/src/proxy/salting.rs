@@ -45,23 +45,23 @@ enum Place {
 impl Salting {
     /// The salt of `tenant` for `body`, a JSON object, instead of any that it has.
     pub fn of(tenant: Tenant, endpoint: Endpoint, body: &[u8]) -> Result<Self, ClientError> {
-        let found = members_named(body, CACHE_SALT)
+        let [of_blocks, of_more] = OF_BLOCKS;
+        let found = members_named(body, [CACHE_SALT, of_blocks, of_more])
             .map_err(|error| ClientError::NotJson { error: error.to_string() })?;
-        for field in OF_BLOCKS {
-            let found = members_named(body, field)
-                .map_err(|error| ClientError::NotJson { error: error.to_string() })?;
-            if found.values.iter().any(|value| names_blocks(field, value)) {
+        let [salts, blocks @ ..] = &found.values;
+        for (field, values) in OF_BLOCKS.into_iter().zip(blocks) {
+            if values.iter().any(|value| names_blocks(field, value)) {
                 return Err(ClientError::NamesBlocks { field });
             }
         }
-        let own = found.values.last().map(|value| serde_json::from_str::<Option<String>>(value.get()));
+        let own = salts.last().map(|value| serde_json::from_str::<Option<String>>(value.get()));
         let own = own.transpose().map_err(|_| ClientError::SaltNotText)?.flatten();
         let salt = tenant.salt(own.as_deref().filter(|own| !own.is_empty()));
-        let place = if found.values.is_empty() {
+        let place = if salts.is_empty() {
             let at = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
             Place::Member(at, if found.count == 0 { "" } else { "," })
         } else {
-            Place::Values(found.values.iter().filter_map(|value| range_in(body, value)).collect())
+            Place::Values(salts.iter().filter_map(|value| range_in(body, value)).collect())
         };
         Ok(Self { endpoint, salt, place })
     }
@@ -100,59 +100,62 @@ fn names_blocks(field: &str, value: &RawValue) -> bool {
     }
 }
 
-/// Members of an object: how many, and the values of one name.
-struct Found<'a> {
+/// Members of an object: how many, and the values of some names.
+struct Found<'a, const NAMES: usize> {
     count: usize,
-    values: Vec<&'a RawValue>,
+    values: [Vec<&'a RawValue>; NAMES],
 }
 
-fn members_named<'a>(body: &'a [u8], name: &str) -> serde_json::Result<Found<'a>> {
-    struct Members<'n>(&'n str);
-    impl<'de> Visitor<'de> for Members<'_> {
-        type Value = Found<'de>;
+fn members_named<'a, const NAMES: usize>(
+    body: &'a [u8],
+    names: [&str; NAMES],
+) -> serde_json::Result<Found<'a, NAMES>> {
+    struct Members<'n, const NAMES: usize>([&'n str; NAMES]);
+    impl<'de, const NAMES: usize> Visitor<'de> for Members<'_, NAMES> {
+        type Value = Found<'de, NAMES>;
 
         fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
             formatter.write_str("an object")
         }
 
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Found<'de>, A::Error> {
-            let mut found = Found { count: 0, values: Vec::new() };
-            while let Some(is_it) = map.next_key_seed(Is(self.0))? {
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut found = Found { count: 0, values: [const { Vec::new() }; NAMES] };
+            while let Some(which) = map.next_key_seed(Which(&self.0))? {
                 let value: &RawValue = map.next_value()?;
                 found.count += 1;
-                if is_it {
-                    found.values.push(value);
+                if let Some(which) = which {
+                    found.values[which].push(value);
                 }
             }
             Ok(found)
         }
     }
     let mut deserializer = serde_json::Deserializer::from_slice(body);
-    let found = Deserializer::deserialize_map(&mut deserializer, Members(name))?;
+    let found = Deserializer::deserialize_map(&mut deserializer, Members(names))?;
     deserializer.end().map(|()| found)
 }
 
-/// Whether a name is this one. Names are read as bytes: one with half a character in
+/// Which of these a name is. Names are read as bytes: one with half a character in
 /// it is none of ours, and no mistake.
-struct Is<'n>(&'n str);
+struct Which<'n>(&'n [&'n str]);
 
-impl<'de> DeserializeSeed<'de> for Is<'_> {
-    type Value = bool;
+impl<'de> DeserializeSeed<'de> for Which<'_> {
+    type Value = Option<usize>;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_bytes(self)
     }
 }
 
-impl Visitor<'_> for Is<'_> {
-    type Value = bool;
+impl Visitor<'_> for Which<'_> {
+    type Value = Option<usize>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a name")
     }
 
-    fn visit_bytes<E: Error>(self, name: &[u8]) -> Result<bool, E> {
-        Ok(name == self.0.as_bytes())
+    fn visit_bytes<E: Error>(self, name: &[u8]) -> Result<Self::Value, E> {
+        Ok(self.0.iter().position(|own| own.as_bytes() == name))
     }
 }
 

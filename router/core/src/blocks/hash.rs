@@ -32,11 +32,6 @@ pub fn next(parent: BlockHash, tokens: &[u32], scratch: &mut Vec<u8>) -> BlockHa
 /// The hashes of all full blocks of `tokens`, in order. Empty for a prompt
 /// shorter than one block. O(`tokens.len()`).
 pub fn chain(root: BlockHash, size: BlockSize, tokens: &[u32]) -> Vec<BlockHash> {
-    chain_of(root, size, tokens)
-}
-
-/// [`chain`] in what it is to be kept in.
-pub fn chain_of<B: FromIterator<BlockHash>>(root: BlockHash, size: BlockSize, tokens: &[u32]) -> B {
     if size.as_usize() == 16 {
         return chain_of_16(root, tokens.as_chunks().0);
     }
@@ -73,7 +68,7 @@ const XXH3_PRIME_MX1: u64 = 0x1656_6791_9e37_79f9;
 ///
 /// Its time is that of what each block waits for: one multiplication and the
 /// final mix of the block before. Everything else overlaps with that.
-fn chain_of_16<B: FromIterator<BlockHash>>(root: BlockHash, blocks: &[[u32; 16]]) -> B {
+fn chain_of_16(root: BlockHash, blocks: &[[u32; 16]]) -> Vec<BlockHash> {
     // A hash before XXH3's last step, `x ^ x >> 32`, which undoes itself. The
     // secret goes onto one half of that step while the other is being shifted.
     let mut last = root.0 ^ root.0 >> 32;

@@ -6,5 +6,5 @@
 pub mod hash;
 pub mod identity;
 
-pub use hash::{BlockHash, chain, chain_of, next};
+pub use hash::{BlockHash, chain, next};
 pub use identity::{Domain, Identity, IdentitySeed, Namespace, NamespaceId};

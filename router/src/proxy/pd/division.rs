@@ -123,11 +123,10 @@ fn count(value: &RawValue) -> Option<usize> {
 /// What it wants that decode cannot tell of a prompt that it did not compute.
 fn wants(members: &HashMap<Cow<'_, str>, &RawValue>) -> Option<Indivisible> {
     let is = |name: &str| members.get(name).is_some_and(|value| !matches!(value.get(), "null" | "false"));
-    match () {
-        () if is("use_beam_search") => Some(Indivisible::BeamSearch),
-        () if is("echo") || is("prompt_logprobs") => Some(Indivisible::OfPrompt),
-        () => None,
+    if is("use_beam_search") {
+        return Some(Indivisible::BeamSearch);
     }
+    (is("echo") || is("prompt_logprobs")).then_some(Indivisible::OfPrompt)
 }
 
 /// vLLM reads the ids of a chat in `kv_transfer_params`, in place of its messages.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use kvrouter_core::blocks::{BlockHash, chain_of};
+use kvrouter_core::blocks::BlockHash;
 use kvrouter_core::brief::Brief;
 use kvrouter_core::events::envelope::Status;
 use kvrouter_core::gather::{Lookup, Question, Scratch, Scratches, gather};
@@ -123,7 +123,7 @@ impl World {
         let (prompt, now) = (Tokens(self.prompts[at].len() as u64), Tick(0));
         let blocks = match known {
             true => Arc::clone(&self.known[at]),
-            false => chain_of(BlockHash(0), size, &self.prompts[at]),
+            false => chain(&self.prompts[at]).into(),
         };
         let id: Arc<str> = format!("request-{}", self.issued.fetch_add(1, Ordering::Relaxed)).into();
         let settings = Settings::default();
