@@ -65,7 +65,7 @@ impl RawWorker {
         Self { address, posts, task }
     }
 
-    /// Requests with a body so far.
+    /// Requests with a body so far, but for those by which the router compares tokens.
     pub(crate) fn posts(&self) -> usize {
         self.posts.load(Ordering::Relaxed)
     }
@@ -95,7 +95,11 @@ async fn serve(
             format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}");
         return stream.write_all(answer.as_bytes()).await;
     }
-    posts.fetch_add(1, Ordering::Relaxed);
+    // The router asks engines to tokenize when they join, at a moment of its own.
+    let probes = ["POST /tokenize ", "POST /v1/tokenize "];
+    if !probes.iter().any(|probe| received.head.starts_with(probe)) {
+        posts.fetch_add(1, Ordering::Relaxed);
+    }
     for piece in script(received) {
         if piece.is_empty() {
             return std::future::pending().await;
