@@ -57,7 +57,7 @@ impl Expected {
         let (Some(predicted), Some(cached), Some(counted)) = (self.claimed, cached, usage.prompt) else {
             return;
         };
-        let (verdict, _) = state.trust.read(pool.clock.now(), pool.live.read().freshness);
+        let verdict = state.trust.read(pool.clock.now(), pool.live.read().freshness).verdict();
         let comparison = Comparison {
             predicted,
             cached,

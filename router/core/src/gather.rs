@@ -21,8 +21,7 @@ use crate::policy::history::History;
 use crate::policy::hits;
 use crate::policy::lineup::Lineup;
 use crate::receipts::Record;
-use crate::reconcile::Share;
-use crate::trust::Freshness;
+use crate::trust::{Freshness, Worth};
 use crate::units::{BlockSize, Tick, TierHits, Tokens};
 
 /// Claims that are remembered to find the same ones.
@@ -147,33 +146,31 @@ pub fn gather(
     let has_others = !others.is_empty();
     let limits = question.limits();
     // Most targets hold as much as some other: they make the same claim.
-    let mut made = [((TierHits::default(), false, Share::ALL), u32::MAX); ALIKE];
+    let mut made = [(([0; 3], Worth::NOTHING), u32::MAX); ALIKE];
     let mut last = made[0];
     for (place, entrant) in lineup.entrants().iter().enumerate() {
         if !entrant.standing.takes(role) || !admits(place) {
             continue;
         }
-        let (trust, paired) = entrant.trust.read(now, freshness);
-        // Not the verdict itself: one that has an address is written down twice.
-        let (credited, may_guess) = (trust.credited, trust.leaves_room_for_history());
-        let share = entrant.trust.credit();
-        let claim = || question.claim(entrant.slot, Worth { credited, may_guess, paired, share }, &limits);
+        let view = entrant.trust.read(now, freshness);
+        // Not the view itself: one that has an address is written down twice.
+        let worth = view.worth();
         let claim = match question.prompts {
-            [one] if credited => {
-                let held = one.held.of(entrant.slot);
-                let key = (held, paired, share);
+            [one] if worth.is_credited() => {
+                let key = (one.held.by_tier(entrant.slot), worth);
                 if last.0 != key || last.1 == u32::MAX {
-                    let like = &mut made[(held.total() ^ held.total() >> 4) as usize % ALIKE];
+                    let held: u32 = key.0.iter().sum();
+                    let like = &mut made[(held ^ held >> 4) as usize % ALIKE];
                     if like.0 != key || like.1 == u32::MAX {
-                        *like = (key, field.claim(claim()));
+                        *like = (key, field.claim(question.claim(entrant.slot, worth, &limits)));
                     }
                     last = *like;
                 }
                 last.1
             }
-            _ => field.claim(claim()),
+            _ => field.claim(question.claim(entrant.slot, worth, &limits)),
         };
-        field.push(place as u32, claim, trust);
+        field.push(place as u32, claim, view);
         if has_others {
             let (elsewhere, own) = (others.of(entrant.slot).total(), question.claimed(entrant.slot).total());
             if elsewhere > own {
@@ -181,18 +178,6 @@ pub fn gather(
             }
         }
     }
-}
-
-/// What a view is worth for a claim.
-#[derive(Clone, Copy)]
-struct Worth {
-    credited: bool,
-    /// Whether routing history may stand in for it.
-    may_guess: bool,
-    /// Whether the engine's tokens come as pairs.
-    paired: bool,
-    /// How much of its hits counts.
-    share: Share,
 }
 
 /// Most leading blocks that an engine can skip, by prompt; of engines whose tokens come
@@ -218,15 +203,14 @@ impl Question<'_> {
 
     #[inline(never)]
     fn claim(&self, slot: Slot, worth: Worth, limits: &Limits) -> Claim {
-        let Worth { credited, may_guess, paired, share } = worth;
-        let limits = &limits.0[usize::from(paired)];
+        let (credited, limits) = (worth.is_credited(), &limits.0[usize::from(worth.is_paired())]);
         let usable = |of: &dyn Fn(&Lookup<'_>) -> TierHits| {
             let each = self.prompts.iter().zip(limits).map(|(one, limit)| of(one).at_most(*limit));
             each.fold(TierHits::default(), added)
         };
         let (hits, evidence) = match self.history {
-            _ if credited => (share.of(usable(&|one| one.held.of(slot))), Evidence::View),
-            Some(history) if may_guess => {
+            _ if credited => (worth.share().of(usable(&|one| one.held.of(slot))), Evidence::View),
+            Some(history) if worth.is_open_to_history() => {
                 let history = history.lock();
                 let sent = |one: &Lookup<'_>| history.hits(self.now, slot, self.namespace, one.blocks);
                 let hits = usable(&|one| TierHits { device: sent(one), ..TierHits::default() });
@@ -252,6 +236,7 @@ mod tests {
     use crate::policy::leases::{Ledger, Pick};
     use crate::policy::lineup::{Entrant, Standing};
     use crate::policy::{PickRequest, Settings};
+    use crate::reconcile::Share;
     use crate::trust::SharedTrust;
     use crate::units::Tier;
 

@@ -220,7 +220,7 @@ struct Life {
 impl Life {
     fn of(pool: &Pool, worker: &Worker) -> Self {
         let (now, freshness) = (pool.clock.now(), pool.live.read().freshness);
-        let epoch = |target: &Arc<super::TargetState>| target.trust.read(now, freshness).0.epoch.0;
+        let epoch = |target: &Arc<super::TargetState>| target.trust.read(now, freshness).verdict().epoch.0;
         Self {
             variant: pool.engine(),
             engine: worker.status().engine,

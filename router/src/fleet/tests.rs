@@ -96,7 +96,7 @@ fn picked(
     let lineup = Arc::new(Lineup::new([(target.target.clone(), entrant)]));
     let mut field = Field::default();
     field.begin(&lineup);
-    let (trust, _) = target.trust.read(Tick(0), pool.live.read().freshness);
+    let trust = target.trust.read(Tick(0), pool.live.read().freshness).verdict();
     let claim = field.claim(Claim::default());
     field.push(0, claim, trust);
     let none: Arc<[BlockHash]> = Arc::from([]);

@@ -93,8 +93,14 @@ impl Holdings {
     /// Leading blocks that `slot` holds.
     #[inline]
     pub fn of(&self, slot: Slot) -> TierHits {
-        let [device, host, disk] = self.tiers.get(slot.0 as usize).copied().unwrap_or_default();
-        TierHits { device: device.into(), host: host.into(), disk: disk.into() }
+        let [device, host, disk] = self.by_tier(slot).map(u64::from);
+        TierHits { device, host, disk }
+    }
+
+    /// The same as numbers: device, host, disk.
+    #[inline]
+    pub(crate) fn by_tier(&self, slot: Slot) -> [u32; 3] {
+        self.tiers.get(slot.0 as usize).copied().unwrap_or_default()
     }
 }
 

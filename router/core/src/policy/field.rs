@@ -16,7 +16,7 @@ use super::prefixes::Depth;
 use super::price::Prices;
 use super::{Evidence, Load};
 use crate::ids::{Role, Slot, Target};
-use crate::trust::Verdict;
+use crate::trust::Reading;
 use crate::units::TierHits;
 
 /// The candidates of one pick, sorted by target.
@@ -44,8 +44,8 @@ pub(crate) struct Sight {
     pub(crate) place: u32,
     /// Number of its claim.
     pub(super) claim: u32,
-    /// What its view is worth.
-    pub(crate) verdict: Verdict,
+    /// Its view.
+    pub(crate) view: Reading,
 }
 
 /// What a view says of the prompt, and what of that counts.
@@ -102,9 +102,9 @@ impl Field {
 
     /// Adds the target at `place` of the lineup, behind all that come before it.
     #[inline]
-    pub fn push(&mut self, place: u32, claim: u32, verdict: Verdict) {
+    pub fn push(&mut self, place: u32, claim: u32, view: Reading) {
         debug_assert!(self.sights.last().is_none_or(|last| last.place < place), "in order");
-        self.sights.push(Sight { place, claim, verdict });
+        self.sights.push(Sight { place, claim, view });
     }
 
     /// The candidate added last holds `blocks` of the prompt for another
@@ -166,7 +166,7 @@ impl Field {
             hits,
             predicted,
             evidence,
-            trust: self.sights[at].verdict,
+            trust: self.sights[at].view.verdict(),
             load: self.loads[at],
             shared_active,
             images_seen,
@@ -281,7 +281,7 @@ impl From<&[Candidate]> for Field {
         let lineup = Arc::new(Lineup::new(rows.iter().map(entrant)));
         let mut field = Self { lineup, ..Self::default() };
         for (place, row) in (0..).zip(rows) {
-            field.push(place, 0, row.trust);
+            field.push(place, 0, row.trust.into());
             field.shape_of.push(place);
             field.shapes.push(Shape {
                 claimed: row.claimed,

@@ -307,7 +307,7 @@ fn columns_of_every_width_are_there_and_back() {
         some.begin(whole.lineup());
         let kept: Vec<Candidate> = rows.iter().skip(1).step_by(3).cloned().collect();
         for (row, place) in kept.iter().zip((1..).step_by(3)) {
-            some.push(place, 0, row.trust);
+            some.push(place, 0, row.trust.into());
             some.shape_of.push(place);
             some.loads.push(row.load);
         }
