@@ -116,10 +116,27 @@ struct Node {
     to: usize,
     namespace: NamespaceId,
     parent: Option<u32>,
-    /// By their first block.
-    children: SmallVec<[u32; 4]>,
+    children: Children,
     /// Sorted by holder; none counts nothing.
     holdings: SmallVec<[Holding; 2]>,
+}
+
+/// The nodes behind one. Most have few, which are looked through; a system prompt of
+/// ten thousand conversations has as many.
+#[derive(Debug)]
+enum Children {
+    Few(SmallVec<[u32; 4]>),
+    /// By their first block.
+    Many(Box<FxHashMap<BlockHash, u32>>),
+}
+
+/// Most children that are looked through.
+const FEW: usize = 16;
+
+impl Default for Children {
+    fn default() -> Self {
+        Self::Few(SmallVec::new())
+    }
 }
 
 impl Node {
@@ -249,8 +266,43 @@ impl Prefixes {
     }
 
     fn child(&self, node: u32, first: BlockHash) -> Option<u32> {
-        let children = &self.nodes[node as usize].children;
-        children.iter().copied().find(|child| self.nodes[*child as usize].first() == Some(first))
+        match &self.nodes[node as usize].children {
+            Children::Few(few) => {
+                few.iter().copied().find(|child| self.nodes[*child as usize].first() == Some(first))
+            }
+            Children::Many(many) => many.get(&first).copied(),
+        }
+    }
+
+    /// Notes `child`, which begins with `first`, behind `node`.
+    fn adopt(&mut self, node: u32, first: BlockHash, child: u32) {
+        match &mut self.nodes[node as usize].children {
+            Children::Few(few) if few.len() < FEW => return few.push(child),
+            Children::Few(_) => {}
+            Children::Many(many) => {
+                many.insert(first, child);
+                return;
+            }
+        }
+        let few = std::mem::take(&mut self.nodes[node as usize].children);
+        let Children::Few(few) = few else { return };
+        let mut many: FxHashMap<_, _> =
+            few.into_iter().filter_map(|child| Some((self.nodes[child as usize].first()?, child))).collect();
+        many.insert(first, child);
+        self.nodes[node as usize].children = Children::Many(Box::new(many));
+    }
+
+    /// Forgets `child`, which begins with `first`, behind `node`.
+    fn disown(&mut self, node: u32, first: Option<BlockHash>, child: u32) {
+        match &mut self.nodes[node as usize].children {
+            Children::Few(few) => few.retain(|other| *other != child),
+            Children::Many(many) => {
+                first.and_then(|first| many.remove(&first));
+                if many.is_empty() {
+                    self.nodes[node as usize].children = Children::default();
+                }
+            }
+        }
     }
 
     fn count(&mut self, end: Option<u32>, holder: Holder) -> u64 {
@@ -293,7 +345,7 @@ impl Prefixes {
         node.prompt = Arc::clone(prompt);
         (node.from, node.to, node.namespace, node.parent) = (from, to, namespace, parent);
         match parent {
-            Some(parent) => self.nodes[parent as usize].children.push(id),
+            Some(parent) => self.adopt(parent, first, id),
             None => drop(self.roots.insert((namespace, first), id)),
         }
         id
@@ -310,7 +362,7 @@ impl Prefixes {
             to: lower.from + at,
             namespace: lower.namespace,
             parent: lower.parent,
-            children: smallvec![id],
+            children: Children::Few(smallvec![id]),
             holdings: lower.holdings.clone(),
         };
         lower.from += at;
@@ -318,12 +370,12 @@ impl Prefixes {
         let above = self.store(upper);
         self.nodes[id as usize].parent = Some(above);
         match (parent, first) {
-            (Some(parent), _) => {
-                let children = &mut self.nodes[parent as usize].children;
-                children.iter_mut().filter(|child| **child == id).for_each(|child| *child = above);
+            (Some(parent), Some(first)) => {
+                self.disown(parent, Some(first), id);
+                self.adopt(parent, first, above);
             }
             (None, Some(first)) => drop(self.roots.insert((namespace, first), above)),
-            (None, None) => {}
+            (_, None) => {}
         }
         above
     }
@@ -357,7 +409,7 @@ impl Prefixes {
         (node.from, node.to) = (0, 0);
         (node.children, node.holdings) = Default::default();
         match (parent, first) {
-            (Some(parent), _) => self.nodes[parent as usize].children.retain(|child| *child != id),
+            (Some(parent), first) => self.disown(parent, first, id),
             (None, Some(first)) => drop(self.roots.remove(&(namespace, first))),
             (None, None) => {}
         }
@@ -385,9 +437,15 @@ mod tests {
         Release(usize, bool),
     }
 
+    /// Prompts that branch often, and some that all branch in one place.
+    fn tokens() -> impl Strategy<Value = Vec<u32>> {
+        let wide = (0u32..64, 0u32..2).prop_map(|(second, third)| vec![0, second, third]);
+        prop_oneof![prop::collection::vec(0u32..2, 0..12), wide]
+    }
+
     fn action() -> impl Strategy<Value = Action> {
         prop_oneof![
-            3 => (0u8..2, 0u32..3, prop::collection::vec(0u32..2, 0..10))
+            3 => (0u8..2, 0u32..3, tokens())
                 .prop_map(|(space, holder, tokens)| Action::Book(space, holder, tokens)),
             2 => (any::<usize>(), any::<bool>()).prop_map(|(which, active)| Action::Release(which, active)),
         ]
@@ -424,7 +482,7 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_sets_of_blocks(
-            actions in prop::collection::vec(action(), 1..60), query in prop::collection::vec(0u32..2, 0..12)
+            actions in prop::collection::vec(action(), 1..160), query in tokens()
         ) {
             let mut prefixes = Prefixes::default();
             let mut live: Vec<Booked> = Vec::new();

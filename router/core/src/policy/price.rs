@@ -5,7 +5,7 @@
 
 use super::candidates::{Affinity, Candidates, Task};
 use super::{
-    Load, Overload, PolicyKind, Rejection, Settings, Terms, cache_plus_load, kv_aware, least_load, lmetric,
+    Load, PolicyKind, Rejection, Settings, Terms, cache_plus_load, kv_aware, least_load, lmetric,
     longest_prefix, round_robin,
 };
 use crate::ids::Target;
@@ -138,24 +138,17 @@ fn each<C: Candidates + ?Sized>(
         let affinity = candidates.affinity(kind);
         (affinity, reuse(settings, task, &affinity))
     }));
-    let overload = settings.overload;
-    let take = |affinity: &Affinity, load: &Load, terms: Terms| {
-        take(Terms { rejection: rejection(&overload, task, affinity, load), ..terms });
-    };
-    let all = Run { candidates, kinds, take };
-    match settings.policy {
-        PolicyKind::CachePlusLoad => {
-            let rule = cache_plus_load::Rule::new(settings, candidates);
-            all.by(|_, _, reuse, load| rule.terms(reuse, load));
+    match settings.overload.max_queued {
+        None => {
+            Run { candidates, kinds, take: |_: &Affinity, _: &Load, terms| take(terms) }.of(settings, turn)
         }
-        PolicyKind::KvAware => all.by(|_, affinity, reuse, load| kv_aware::terms(affinity, reuse, load)),
-        PolicyKind::LongestPrefix => all.by(|_, _, reuse, _| longest_prefix::terms(reuse)),
-        PolicyKind::LeastLoad => all.by(|_, _, _, load| least_load::terms(load)),
-        PolicyKind::RoundRobin => {
-            let rule = round_robin::Rule::new(candidates, turn);
-            all.by(|at, _, _, _| rule.terms(at));
+        Some(cap) => {
+            let take = |affinity: &Affinity, load: &Load, terms: Terms| {
+                let rejection = rejection(cap, settings.overload.cold_reserve, task, affinity, load);
+                take(Terms { rejection, ..terms });
+            };
+            Run { candidates, kinds, take }.of(settings, turn);
         }
-        PolicyKind::LMetric => all.by(|_, _, reuse, load| lmetric::terms(reuse, load)),
     }
 }
 
@@ -179,6 +172,25 @@ struct Run<'a, C: ?Sized, T> {
 }
 
 impl<C: Candidates + ?Sized, T: FnMut(&Affinity, &Load, Terms)> Run<'_, C, T> {
+    /// By the settings' policy.
+    #[inline]
+    fn of(self, settings: &Settings, turn: Option<&Target>) {
+        match settings.policy {
+            PolicyKind::CachePlusLoad => {
+                let rule = cache_plus_load::Rule::new(settings, self.candidates);
+                self.by(|_, _, reuse, load| rule.terms(reuse, load));
+            }
+            PolicyKind::KvAware => self.by(|_, affinity, reuse, load| kv_aware::terms(affinity, reuse, load)),
+            PolicyKind::LongestPrefix => self.by(|_, _, reuse, _| longest_prefix::terms(reuse)),
+            PolicyKind::LeastLoad => self.by(|_, _, _, load| least_load::terms(load)),
+            PolicyKind::RoundRobin => {
+                let rule = round_robin::Rule::new(self.candidates, turn);
+                self.by(|at, _, _, _| rule.terms(at));
+            }
+            PolicyKind::LMetric => self.by(|_, _, reuse, load| lmetric::terms(reuse, load)),
+        }
+    }
+
     #[inline]
     fn by(mut self, rule: impl Fn(usize, &Affinity, &Reuse, &Load) -> Terms) {
         for at in 0..self.candidates.count() {
@@ -192,14 +204,19 @@ impl<C: Candidates + ?Sized, T: FnMut(&Affinity, &Load, Terms)> Run<'_, C, T> {
 /// The hard cap. A target where nothing waits takes any request: otherwise a
 /// prompt longer than the cap could go nowhere.
 #[inline]
-fn rejection(overload: &Overload, task: &Task, affinity: &Affinity, load: &Load) -> Option<Rejection> {
-    let cap = overload.max_queued?;
+fn rejection(
+    cap: Tokens,
+    cold_reserve: f64,
+    task: &Task,
+    affinity: &Affinity,
+    load: &Load,
+) -> Option<Rejection> {
     if load.queued == Tokens(0) {
         return None;
     }
     let hits = affinity.hits.total();
     let after = load.queued + task.prompt.uncached(task.size.tokens_in(Blocks(hits)));
-    let open_to_hits = Tokens((cap.0 as f64 * (1.0 - overload.cold_reserve)) as u64);
+    let open_to_hits = Tokens((cap.0 as f64 * (1.0 - cold_reserve)) as u64);
     if after > cap {
         Some(Rejection::Overloaded)
     } else if hits > 0 && after > open_to_hits {
