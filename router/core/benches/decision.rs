@@ -3,15 +3,18 @@
 //! A system prompt of 16 blocks is on every worker, a session's prefix on four,
 //! and two requests per worker are in flight, as in the comparison with peers.
 //! `--bench decision WORKERS` makes decisions on so many workers for some seconds, for a
-//! profiler. Medians of one process on whatever else runs here.
+//! profiler; `WORKERS x2` makes them on two threads at once. Medians of one process on
+//! whatever else runs here.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use kvrouter_core::blocks::{BlockHash, NamespaceId, chain};
+use kvrouter_core::brief::Brief;
 use kvrouter_core::events::Delta;
 use kvrouter_core::events::envelope::Status;
 use kvrouter_core::gather::{Lookup, Question, Scratch, Scratches, gather};
@@ -36,37 +39,41 @@ struct World {
     lineup: Arc<Lineup>,
     ledger: Ledger,
     scratches: Scratches,
-    receipts: Ring,
+    receipts: Brief<Ring>,
     prompts: Vec<Vec<u32>>,
-    leases: VecDeque<Lease>,
-    made: usize,
+    made: AtomicUsize,
 }
 
 fn main() {
-    let workers = std::env::args().skip(1).find_map(|argument| argument.parse().ok());
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let workers = arguments.iter().find_map(|argument| argument.parse().ok());
     if let Some(workers) = workers {
-        let mut world = World::new(workers);
-        let start = Instant::now();
-        while start.elapsed().as_secs() < 5 {
-            black_box(world.decide());
+        let world = World::new(workers);
+        match arguments.iter().any(|argument| argument == "x2") {
+            true => println!("{:.0} ns a decision", world.two_threads(Duration::from_secs(1))),
+            false => world.decide_for(Duration::from_secs(5)),
         }
-        println!("{:.0} ns a decision", start.elapsed().as_nanos() as f64 / world.made as f64);
         return;
     }
-    println!("decision, {BLOCKS} blocks, ns: {}", STEPS.join(", "));
+    println!("decision, {BLOCKS} blocks, ns: {}; each of two threads", STEPS.join(", "));
     for workers in [8, 64, 512] {
-        let mut world = World::new(workers);
-        (0..4 * workers).for_each(|_| _ = world.decide());
+        let world = World::new(workers);
+        let mut leases = VecDeque::new();
+        let mut decide = || world.decide(&mut leases, 2 * workers);
+        (0..4 * workers).for_each(|_| _ = decide());
         let mut steps: [Vec<u128>; STEPS.len()] = Default::default();
         for _ in 0..2000 {
-            world.decide().into_iter().zip(&mut steps).for_each(|(time, all)| all.push(time));
+            decide().into_iter().zip(&mut steps).for_each(|(time, all)| all.push(time));
         }
         let medians = steps.map(|mut all| {
             all.sort_unstable();
             all[all.len() / 2]
         });
         let text: Vec<String> = medians.iter().map(|median| format!("{median:8}")).collect();
-        println!("  {workers:4} workers {} = {}", text.join(""), medians.iter().sum::<u128>());
+        let sum: u128 = medians.iter().sum();
+        leases.clear();
+        let both = world.two_threads(Duration::from_millis(300));
+        println!("  {workers:4} workers {} = {sum}; {both:.0}", text.join(""));
     }
 }
 
@@ -107,18 +114,43 @@ impl World {
             lineup,
             ledger: Ledger::default(),
             scratches: Scratches::default(),
-            receipts: Ring::new(1000),
+            receipts: Brief::new(Ring::new(1000)),
             prompts,
-            leases: VecDeque::new(),
-            made: 0,
+            made: AtomicUsize::new(0),
         }
     }
 
-    /// One decision, and nanoseconds of each step.
-    fn decide(&mut self) -> [u128; STEPS.len()] {
-        let (at, now, settings) = (self.made % SESSIONS, Tick(0), Settings::default());
-        self.made += 1;
-        let (id, prompt) = (format!("request-{}", self.made), Tokens(self.prompts[at].len() as u64));
+    fn decide_for(&self, time: Duration) {
+        let (start, mut leases) = (Instant::now(), VecDeque::new());
+        while start.elapsed() < time {
+            black_box(self.decide(&mut leases, 2 * self.lineup.names().len()));
+        }
+        let made = self.made.load(Ordering::Relaxed);
+        println!("{:.0} ns a decision", start.elapsed().as_nanos() as f64 / made as f64);
+    }
+
+    /// Nanoseconds that each of two threads takes for a decision and its release.
+    fn two_threads(&self, time: Duration) -> f64 {
+        let (start, before) = (Instant::now(), self.made.load(Ordering::Relaxed));
+        std::thread::scope(|scope| {
+            let decide = || {
+                let mut leases = VecDeque::new();
+                while start.elapsed() < time {
+                    (0..32).for_each(|_| _ = black_box(self.decide(&mut leases, 0)));
+                }
+            };
+            scope.spawn(decide);
+            scope.spawn(decide);
+        });
+        let made = self.made.load(Ordering::Relaxed) - before;
+        2.0 * start.elapsed().as_nanos() as f64 / made as f64
+    }
+
+    /// One decision, and nanoseconds of each step. Keeps at most `in_flight` leases.
+    fn decide(&self, leases: &mut VecDeque<Lease>, in_flight: usize) -> [u128; STEPS.len()] {
+        let made = self.made.fetch_add(1, Ordering::Relaxed);
+        let (at, now, settings) = (made % SESSIONS, Tick(0), Settings::default());
+        let (id, prompt) = (format!("request-{made}"), Tokens(self.prompts[at].len() as u64));
         let mut times = [Instant::now(); STEPS.len() + 1];
         let blocks: Arc<[BlockHash]> = chain(BlockHash(0), size(), &self.prompts[at]).into();
         times[1] = Instant::now();
@@ -167,12 +199,12 @@ impl World {
         };
         let record = draft.encode_over(spare.take());
         times[5] = Instant::now();
-        scratch.spare = self.receipts.file(record, None).spare;
+        scratch.spare = self.receipts.lock().file(record, None).spare;
         self.scratches.give_back(scratch);
         times[6] = Instant::now();
-        self.leases.push_back(pick.lease);
-        if self.leases.len() > 2 * self.lineup.names().len() {
-            drop(self.leases.pop_front());
+        leases.push_back(pick.lease);
+        if leases.len() > in_flight {
+            drop(leases.pop_front());
         }
         times[7] = Instant::now();
         std::array::from_fn(|step| (times[step + 1] - times[step]).as_nanos())

@@ -27,6 +27,12 @@ impl<T> Brief<T> {
         self.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
+    /// Exclusive access, if nobody has it.
+    #[inline]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.0.try_lock()
+    }
+
     #[cold]
     fn wait(&self) -> MutexGuard<'_, T> {
         for _ in 0..SPINS {

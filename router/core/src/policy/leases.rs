@@ -13,24 +13,23 @@
 //! walks along its prompt once, and not once for every target.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
 use super::candidates::Candidates;
 use super::decode_demand::{self, Demand};
-use super::field::{Field, Loading, Shape, Sight};
-use super::images::ImageMemory;
-use super::in_flight::{InFlight, Ticket};
+use super::desk::{Booked, Desk, Note, SharedDesk};
+use super::field::Field;
+use super::images::{ImageKey, ImageMemory};
 use super::lineup::Names;
 use super::outside::{EngineLoad, Outside, ReplicaId};
 use super::prefill_speed::PrefillSpeed;
-use super::prefixes::{Depth, End, Gone, Holder, Kind, Prefixes, Walk};
+use super::prefixes::{Gone, Holder, Walk};
 use super::sessions::{Hold, SessionUse, Sessions};
 use super::tie::Ties;
-use super::{Choice, Load, PickRequest, Settings, Switch, choose, follow};
+use super::{Choice, Load, PickRequest, Settings, choose, follow};
 use crate::blocks::{BlockHash, NamespaceId};
-use crate::brief::Brief;
 use crate::ids::{Role, Target, WorkerId};
 use crate::units::{BlockSize, Blocks, Millis, Tick, Tokens};
 
@@ -62,8 +61,6 @@ pub struct Account {
     memory: Mutex<Memory>,
 }
 
-/// Candidates that a pick remembers to find others like them.
-const ALIKE: usize = 16;
 /// The number of no holder.
 const NOBODY: u32 = u32::MAX;
 
@@ -98,7 +95,7 @@ struct Memory {
 /// An account's place in the ledger that books on it.
 #[derive(Clone, Debug)]
 struct Seat {
-    desk: Arc<Brief<Desk>>,
+    desk: Arc<SharedDesk>,
     holder: Holder,
 }
 
@@ -148,8 +145,8 @@ impl Turnover {
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
-    /// Its prompt among the account's.
-    prompt_end: Option<PromptEnd>,
+    /// Its prompt, at the desk of its account's ledger.
+    booked: Option<Booked>,
     size: BlockSize,
     prompt: Tokens,
     /// Zero once the first byte has come.
@@ -162,13 +159,6 @@ pub struct Lease {
     demand: Option<Tokens>,
     /// Its hold on a session's binding.
     session: Option<Held>,
-}
-
-/// Where a booked prompt is, in the books of its account's ledger.
-#[derive(Clone, Copy, Debug)]
-struct PromptEnd {
-    end: End,
-    ticket: Ticket,
 }
 
 #[derive(Debug)]
@@ -238,23 +228,8 @@ impl Turn {
 /// Decides and books, one pick at a time.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// The lock is the critical section.
-    desk: Arc<Brief<Desk>>,
+    desk: Arc<SharedDesk>,
     sessions: Arc<Mutex<Sessions>>,
-}
-
-#[derive(Debug, Default)]
-struct Desk {
-    /// The targets that were chosen last, by role: each has its own round. As places
-    /// among names: to share a target is to write to a count that all cores use.
-    turns: [Option<(Names, u32)>; 3],
-    /// The prompts of all leases, and of what in-flight credit predicts.
-    prompts: Prefixes,
-    in_flight: InFlight,
-    /// The accounts that have a seat, by holder.
-    accounts: Vec<Weak<Account>>,
-    /// Where the next look for a seat that is free again begins.
-    looked: usize,
 }
 
 impl Ledger {
@@ -331,10 +306,10 @@ impl Ledger {
         debug_assert!(here, "an account is booked through one ledger");
         account.holder.store(if here { seat.holder.0 } else { NOBODY }, Ordering::Relaxed);
         let mut new = 0;
-        let prompt_end = (here && !blocks.is_empty()).then(|| {
+        let booked = (here && !blocks.is_empty()).then(|| {
             let (end, added) = desk.prompts.insert(namespace, blocks, seat.holder, walk);
             new = added;
-            PromptEnd { end, ticket: desk.in_flight.book(seat.holder, end) }
+            Booked { holder: seat.holder, end, ticket: desk.in_flight.book(seat.holder, end) }
         });
         account.active_blocks.add(new + 1);
         account.queued.add(uncached.0);
@@ -343,7 +318,7 @@ impl Ledger {
         account.booked.add(1);
         Lease {
             account: Arc::clone(account),
-            prompt_end,
+            booked,
             size,
             prompt,
             queued: uncached,
@@ -362,10 +337,10 @@ impl Ledger {
         self.book(&mut desk, account, charge, walk)
     }
 
-    /// Places that accounts have, those of accounts that are gone included.
+    /// What it knows of all accounts together.
     #[cfg(test)]
-    pub(super) fn seats(&self) -> usize {
-        self.desk.lock().accounts.len()
+    pub(super) fn desk(&self) -> &SharedDesk {
+        &self.desk
     }
 
     /// Ends the sessions that are bound to `worker`, which left.
@@ -427,100 +402,6 @@ impl Ledger {
     }
 }
 
-impl Desk {
-    /// The target that was chosen last for `role`.
-    fn last(&self, role: Role) -> Option<&Target> {
-        self.turns[role as usize].as_ref().map(|(names, place)| &names[*place as usize])
-    }
-
-    /// The same, for those who know the `names` of the lineup.
-    fn turn(&self, role: Role, names: &Names) -> Option<Turn> {
-        let (of, place) = self.turns[role as usize].as_ref()?;
-        Some(match Arc::ptr_eq(of, names) {
-            true => Turn::Place(*place),
-            false => Turn::Former(of[*place as usize].clone()),
-        })
-    }
-
-    fn took_turn(&mut self, role: Role, names: &Names, place: u32) {
-        match &mut self.turns[role as usize] {
-            Some((of, last)) if Arc::ptr_eq(of, names) => *last = place,
-            other => *other = Some((Arc::clone(names), place)),
-        }
-    }
-
-    /// Reads into `field` what is booked on each candidate, and what prompts in
-    /// flight predict.
-    fn load(
-        &mut self,
-        now: Tick,
-        settings: &Settings,
-        request: &PickRequest<'_>,
-        namespace: NamespaceId,
-        field: &mut Field,
-    ) -> Walk {
-        self.in_flight.expire(now, &mut self.prompts);
-        let Loading { entrants, sights, claims, shapes, shape_of, loads, demands, depths } =
-            field.begin_loads();
-        depths.resize(self.accounts.len(), Depth::default());
-        let walk = self.prompts.depths(namespace, request.blocks, depths);
-        let counts_demand = decode_demand::counts(settings, request.role);
-        let credit = settings.in_flight_credit == Switch::Enabled;
-        // Most candidates are like some other: their shape is made once.
-        let mut made = [(u32::MAX, Depth::default(), 0); ALIKE];
-        let mut last = made[0];
-        for sight in sights {
-            let Sight { place, claim, .. } = sight;
-            let account = &*entrants[*place as usize].account;
-            let depth = depths.get(account.holder.load(Ordering::Relaxed) as usize);
-            let depth = depth.copied().unwrap_or_default();
-            if (last.0, last.1) != (*claim, depth) || !request.images.is_empty() {
-                let like = &mut made[depth.mixed(*claim) as usize % ALIKE];
-                if (like.0, like.1) != (*claim, depth) || !request.images.is_empty() {
-                    let claim = &claims[*claim as usize];
-                    // A target whose view may not be credited is judged by routing history,
-                    // which knows the same prompts.
-                    let expected = if credit && claim.credited { depth.predicted } else { 0 };
-                    let mut shape = Shape::of(claim, expected.into());
-                    shape.shared_active = depth.active.into();
-                    if !request.images.is_empty() {
-                        shape.images_seen = account.memory.lock().images.seen(request.images);
-                    }
-                    shapes.push(shape);
-                    *like = (sight.claim, depth, shapes.len() as u32 - 1);
-                }
-                last = *like;
-            }
-            shape_of.push(last.2);
-            let outside = account.outside_spoke.load(Ordering::Relaxed);
-            loads.push(if outside { account.load_beside(now, request) } else { account.own_load() });
-            if counts_demand {
-                demands.push(account.demand());
-            }
-        }
-        walk
-    }
-
-    /// A place for `account`: one whose account is gone, else a new one.
-    fn seat(&mut self, account: &Arc<Account>) -> Holder {
-        /// Places looked at for each new account: more than one, so that they
-        /// run out of those whose accounts are gone.
-        const LOOKS: usize = 4;
-        for _ in 0..LOOKS.min(self.accounts.len()) {
-            let place = self.looked % self.accounts.len();
-            self.looked = place + 1;
-            if self.accounts[place].strong_count() == 0 {
-                let holder = Holder(place as u32);
-                self.in_flight.forget(holder, &mut self.prompts);
-                self.accounts[place] = Arc::downgrade(account);
-                return holder;
-            }
-        }
-        self.accounts.push(Arc::downgrade(account));
-        Holder(self.accounts.len() as u32 - 1)
-    }
-}
-
 impl Account {
     /// Events of the target arrived: prefills that are done count by what the
     /// view says from now on.
@@ -578,6 +459,32 @@ impl Account {
         self.memory.lock().speed.time_for(Tokens(self.queued.get()))
     }
 
+    /// `blocks` of its prompts are active no more.
+    pub(super) fn deactivate(&self, blocks: u64) {
+        self.active_blocks.sub(blocks);
+    }
+
+    /// Where its prompts are; a number that no holder has before the first.
+    #[inline]
+    pub(super) fn holder(&self) -> Holder {
+        Holder(self.holder.load(Ordering::Relaxed))
+    }
+
+    /// How many of `images` were sent there lately.
+    pub(super) fn images_seen(&self, images: &[ImageKey]) -> u64 {
+        self.memory.lock().images.seen(images)
+    }
+
+    /// All that is known of its load, where `request` may have been counted already.
+    #[inline]
+    pub(super) fn load_for(&self, now: Tick, request: &PickRequest<'_>) -> Load {
+        match self.outside_spoke.load(Ordering::Relaxed) {
+            true => self.load_beside(now, request),
+            false => self.own_load(),
+        }
+    }
+
+    #[inline]
     fn own_load(&self) -> Load {
         Load {
             active_blocks: self.active_blocks.get(),
@@ -608,8 +515,8 @@ impl Lease {
         let queued = std::mem::take(&mut self.queued);
         self.account.queued.sub(queued.0);
         self.account.waiting.sub(1);
-        if let Some((seat, PromptEnd { ticket, .. })) = self.seated() {
-            seat.desk.lock().in_flight.prefilled(now, ticket);
+        if let Some((seat, Booked { ticket, .. })) = self.seated() {
+            seat.desk.tell(Note::Prefilled { now, ticket });
             self.account.unconfirmed.store(true, Ordering::Relaxed);
         }
         if let Some(elapsed) = elapsed.filter(|_| queued.0 > 0) {
@@ -619,9 +526,8 @@ impl Lease {
 
     /// The attempt failed: what it booked will not be cached.
     pub fn fail(&mut self) {
-        if let Some((seat, PromptEnd { ticket, .. })) = self.seated() {
-            let desk = &mut *seat.desk.lock();
-            desk.in_flight.cancel(ticket, &mut desk.prompts);
+        if let Some((seat, Booked { ticket, .. })) = self.seated() {
+            seat.desk.tell(Note::Failed { ticket });
         }
         if let Some(held) = self.session.take() {
             held.sessions.lock().fail(&held.hold);
@@ -652,8 +558,8 @@ impl Lease {
     }
 
     /// Where its prompt is booked.
-    fn seated(&self) -> Option<(&Seat, PromptEnd)> {
-        self.account.seat.get().zip(self.prompt_end)
+    fn seated(&self) -> Option<(&Seat, Booked)> {
+        self.account.seat.get().zip(self.booked)
     }
 
     /// Counts `tokens` of input for decoding until the lease ends.
@@ -666,12 +572,14 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let gone = self.seated().map_or_else(Gone::default, |(seat, PromptEnd { end, ticket })| {
-            let desk = &mut *seat.desk.lock();
-            let kind = if desk.in_flight.release(ticket) { Kind::Both } else { Kind::Active };
-            desk.prompts.remove(end, seat.holder, kind)
-        });
         let account = &self.account;
+        let mut gone = Gone::default();
+        if let Some((seat, booked)) = self.seated() {
+            match seat.desk.try_lock() {
+                Some(mut desk) => gone = desk.release(booked),
+                None => seat.desk.leave(Note::Released { account: Arc::clone(account), booked }),
+            }
+        }
         account.active_blocks.sub(gone.blocks + self.private);
         account.queued.sub(self.queued.0);
         account.context.sub((self.prompt + self.generated).0);

@@ -16,6 +16,7 @@
 pub mod cache_plus_load;
 pub mod candidates;
 pub mod decode_demand;
+mod desk;
 pub mod field;
 pub mod history;
 pub mod hits;

@@ -627,7 +627,8 @@ fn seats_do_not_grow_with_the_churn_of_workers() {
         // Its prefill is done and unconfirmed when the worker leaves.
         pick.lease.first_byte(Tick(0), None);
     }
-    assert!(ledger.seats() <= 8, "{} seats for one worker at a time", ledger.seats());
+    let seats = ledger.desk().lock().seats();
+    assert!(seats <= 8, "{seats} seats for one worker at a time");
 }
 
 /// A pick works on columns, and replays on rows: all policies must price, choose

@@ -1,7 +1,7 @@
 //! Our decision, put together as the router's `route` does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use kvrouter_core::blocks::BlockHash;
@@ -45,7 +45,6 @@ struct World {
     receipts: Brief<Ring>,
     prompts: Vec<Vec<u32>>,
     known: Vec<Arc<[BlockHash]>>,
-    issued: AtomicUsize,
 }
 
 impl Ours {
@@ -83,14 +82,15 @@ impl Ours {
             receipts: Brief::new(Ring::new(RECEIPTS)),
             prompts: prompts.to_vec(),
             known,
-            issued: AtomicUsize::new(0),
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build();
         Self { world: Arc::new(world), runtime: runtime.expect("a runtime") }
     }
 
     pub(super) fn decide(&self, at: usize, known: bool) -> Lease {
-        self.world.decide(at, known)
+        let at = at % self.world.prompts.len();
+        let known = known.then(|| &self.world.known[at]);
+        self.world.decide(&self.world.prompts[at], &format!("request-{at}"), known)
     }
 
     /// Seconds that `callers` take for `each` decisions and releases.
@@ -101,8 +101,9 @@ impl Ours {
                 let world = Arc::clone(&self.world);
                 self.runtime.spawn(async move {
                     for at in 0..each {
-                        drop(world.decide(caller + at, false));
-                        tokio::task::yield_now().await;
+                        // Theirs wants a prompt of its own for every request.
+                        let prompt = world.prompts[(caller + at) % world.prompts.len()].clone();
+                        drop(world.decide(&prompt, &format!("request-{caller}-{at}"), None));
                     }
                 })
             })
@@ -117,18 +118,13 @@ impl Ours {
 }
 
 impl World {
-    fn decide(&self, at: usize, known: bool) -> Lease {
-        let at = at % self.prompts.len();
+    fn decide(&self, tokens: &[u32], id: &str, known: Option<&Arc<[BlockHash]>>) -> Lease {
         let size = BlockSize::new(BLOCK).expect("not zero");
-        let (prompt, now) = (Tokens(self.prompts[at].len() as u64), Tick(0));
-        let blocks = match known {
-            true => Arc::clone(&self.known[at]),
-            false => chain(&self.prompts[at]).into(),
-        };
-        let id: Arc<str> = format!("request-{}", self.issued.fetch_add(1, Ordering::Relaxed)).into();
+        let (prompt, now) = (Tokens(tokens.len() as u64), Tick(0));
+        let blocks = known.map_or_else(|| chain(tokens).into(), Arc::clone);
         let settings = Settings::default();
         let request = PickRequest {
-            id: &id,
+            id,
             role: Role::Mixed,
             prompt,
             blocks: &blocks,
@@ -170,7 +166,7 @@ impl World {
             choice: Some(&pick.choice),
             session: pick.session,
             shadows: &shadows,
-            ..Draft::undecided(&id, &settings, BLOCK)
+            ..Draft::undecided(id, &settings, BLOCK)
         };
         let record = draft.encode_over(spare.take());
         scratch.spare = self.receipts.lock().file(record, None).spare;

@@ -31,7 +31,8 @@ pub(super) struct Theirs {
     runtime: Runtime,
     prompts: Arc<Vec<PromptRequest>>,
     known: Arc<Vec<PromptRequest>>,
-    issued: Arc<AtomicUsize>,
+    /// How often throughput was measured: no request's id comes twice.
+    runs: AtomicUsize,
 }
 
 /// Events come from this process, as the frontend that embeds the service feeds
@@ -91,7 +92,7 @@ impl Theirs {
             runtime,
             prompts: Arc::new(prompts.iter().map(of_tokens).collect()),
             known: Arc::new(prompts.iter().map(of_hashes).collect()),
-            issued: Arc::default(),
+            runs: AtomicUsize::new(0),
         };
         let indexer = theirs.indexer()?;
         theirs.runtime.block_on(async {
@@ -113,14 +114,13 @@ impl Theirs {
     pub(super) fn latency(&self, count: usize, in_flight: usize, known: bool) -> f64 {
         let core = Arc::clone(&self.core);
         let prompts = Arc::clone(if known { &self.known } else { &self.prompts });
-        let issued = Arc::clone(&self.issued);
         let task = async move {
             let mut leases = VecDeque::new();
             let mut samples = Vec::new();
             for at in 0..count + in_flight {
                 let prompt = prompts[at % prompts.len()].clone();
                 let start = Instant::now();
-                let (id, request) = request(&issued, prompt);
+                let (id, request) = request(format!("request-{at}"), prompt);
                 core.select_and_reserve(request).await.expect("reserved");
                 let elapsed = start.elapsed();
                 leases.push_back(id);
@@ -141,14 +141,14 @@ impl Theirs {
     /// Seconds that `callers` take for `each` decisions and releases.
     pub(super) fn throughput(&self, callers: usize, each: usize) -> f64 {
         let start = Instant::now();
+        let run = self.runs.fetch_add(1, Ordering::Relaxed);
         let tasks: Vec<_> = (0..callers)
             .map(|caller| {
-                let core = Arc::clone(&self.core);
-                let (prompts, issued) = (Arc::clone(&self.prompts), Arc::clone(&self.issued));
+                let (core, prompts) = (Arc::clone(&self.core), Arc::clone(&self.prompts));
                 self.runtime.spawn(async move {
                     for at in 0..each {
                         let prompt = prompts[(caller + at) % prompts.len()].clone();
-                        let (id, request) = request(&issued, prompt);
+                        let (id, request) = request(format!("request-{run}-{caller}-{at}"), prompt);
                         core.select_and_reserve(request).await.expect("reserved");
                         core.free_reservation(&id).await.expect("freed");
                     }
@@ -181,8 +181,7 @@ impl Takes for Theirs {
     }
 }
 
-fn request(issued: &AtomicUsize, prompt: PromptRequest) -> (String, SelectAndReserveRequest) {
-    let id = format!("request-{}", issued.fetch_add(1, Ordering::Relaxed));
+fn request(id: String, prompt: PromptRequest) -> (String, SelectAndReserveRequest) {
     let request = SelectAndReserveRequest {
         model_name: "default".to_owned(),
         routing_group: "default".to_owned(),
