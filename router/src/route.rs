@@ -19,9 +19,9 @@ use kvrouter_core::policy::sessions::{SessionKey, SessionUse};
 use kvrouter_core::policy::shadow::{self, Shadow};
 use kvrouter_core::policy::{Candidate, Choice, Evidence, Outcome, PickRequest, PolicyKind, Settings};
 use kvrouter_core::receipts::elsewhere::{self, Other};
-use kvrouter_core::receipts::{Draft, ReceiptNumber, Record, ResultRecord};
+use kvrouter_core::receipts::{Draft, PromptRecord, ReceiptNumber, Record, ResultRecord};
 use kvrouter_core::trust::Parity;
-use kvrouter_core::units::{Blocks, Tokens};
+use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::{Fallback, Protocol};
 
 use crate::config::Live;
@@ -159,6 +159,18 @@ impl Ask {
         one.into_iter().chain(self.several.iter().map(|one| (one.tokens, &*one.blocks)))
     }
 
+    /// Its prompts as its receipt lists them, of which targets hold `held`: with what
+    /// the chosen candidate's view claims of each. Nothing where it has only one.
+    fn each_prompt(&self, held: &[Holdings], field: &Field, chosen: Option<usize>) -> Vec<PromptRecord> {
+        let slot = chosen.map(|chosen| field.lineup().entrants()[field.place(chosen)].slot);
+        let one = |(one, held): (&OnePrompt, &Holdings)| PromptRecord {
+            tokens: one.tokens,
+            blocks: one.blocks.len() as u64,
+            claimed: slot.map_or_else(TierHits::default, |slot| held.of(slot)),
+        };
+        self.several.iter().zip(held).map(one).collect()
+    }
+
     /// The same request, wanting a worker for the part `role` of it.
     pub fn part(&self, role: Role, protocol: Protocol) -> Self {
         let session = self.session.clone().map(|session| SessionKey { role, ..session });
@@ -270,7 +282,7 @@ fn pick_in(
     let listed = pool.fleet.listed();
     let (followed, maker) = previous(pool, ask, &listed.workers, excluded);
     gather(pool, ask, &live, &listed, excluded, maker.as_deref(), scratch);
-    let Scratch { field, spare, .. } = scratch;
+    let Scratch { held, field, spare } = scratch;
     let draft = Draft {
         priced: field.len(),
         session: followed.unwrap_or_default(),
@@ -285,7 +297,8 @@ fn pick_in(
         Err(nobody) => {
             count(pool, ask, settings.policy, Outcome::NoTarget, None);
             let turn = nobody.turn.as_ref().map(|turn| turn.target(field.names()));
-            let draft = Draft { field: Some(field), turn, ..draft };
+            let prompts = ask.each_prompt(held, field, None);
+            let draft = Draft { prompts: &prompts, field: Some(field), turn, ..draft };
             let receipt = pool.receipts.file(draft.encode_over(spare.take()), None).number;
             let follows_its_maker = maker.is_some();
             return Err(Unrouted { receipt, overloaded: nobody.overloaded, follows_its_maker });
@@ -296,8 +309,9 @@ fn pick_in(
     let turn = pick.turn.as_ref().map(|turn| turn.target(field.names()));
     let priced = choice.priced;
     let shadows = shadow::evaluate(&settings, &request, field, choice.chosen, turn);
+    let prompts = ask.each_prompt(held, field, Some(choice.chosen));
     let draft = Draft { field: Some(field), priced, choice: Some(choice), shadows: &shadows, ..draft };
-    let record = Draft { turn, session, ..draft }.encode_over(spare.take());
+    let record = Draft { prompts: &prompts, turn, session, ..draft }.encode_over(spare.take());
     let chosen = field.candidate(choice.chosen);
     log_pick(pool, ask, settings.policy, &chosen, &pick, session);
     count(pool, ask, settings.policy, choice.outcome, Some(&chosen));
@@ -357,7 +371,7 @@ pub fn explain(pool: &Pool, ask: &Ask) -> Record {
     let (followed, maker) = previous(pool, ask, &listed.workers, &[]);
     let mut scratch = Scratch::default();
     gather(pool, ask, &live, &listed, &[], maker.as_deref(), &mut scratch);
-    let mut field = scratch.field;
+    let Scratch { held, mut field, .. } = scratch;
     let request = ask.pick_request(pool);
     let found = pool.ledger.preview(pool.clock.now(), &settings, &request, ask.namespace, &mut field);
     let session = followed.unwrap_or_default();
@@ -366,11 +380,13 @@ pub fn explain(pool: &Pool, ask: &Ask) -> Record {
         Ok((choice, turn)) => {
             let turn = turn.as_ref();
             let shadows = shadow::evaluate(&settings, &request, &field, choice.chosen, turn);
-            Draft { turn, choice: Some(&choice), shadows: &shadows, ..draft }.encode()
+            let prompts = ask.each_prompt(&held, &field, Some(choice.chosen));
+            Draft { prompts: &prompts, turn, choice: Some(&choice), shadows: &shadows, ..draft }.encode()
         }
         Err(nobody) => {
             let turn = nobody.turn.as_ref().map(|turn| turn.target(field.names()));
-            Draft { turn, ..draft }.encode()
+            let prompts = ask.each_prompt(&held, &field, None);
+            Draft { prompts: &prompts, turn, ..draft }.encode()
         }
     }
 }

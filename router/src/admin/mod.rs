@@ -258,12 +258,16 @@ fn chained(entries: &[Entry], limit: usize) -> String {
     lines.iter().fold(String::new(), |text, line| text + line + "\n")
 }
 
-/// The receipt as canonical JSON of at most `limit` bytes; candidates are left
-/// out where they do not fit.
+/// The receipt as canonical JSON of at most `limit` bytes; candidates and prompts are
+/// left out where they do not fit.
 fn explanation(mut receipt: Receipt, limit: usize) -> String {
     let mut text = canonical_json(&receipt.to_value());
-    while text.len() > limit && !receipt.candidates.is_empty() {
-        receipt.candidates.truncate(receipt.candidates.len() / 2);
+    while text.len() > limit {
+        match (receipt.candidates.len(), receipt.prompts.len()) {
+            (0, 0) => break,
+            (candidates, prompts) if candidates < prompts => receipt.prompts.truncate(prompts / 2),
+            (candidates, _) => receipt.candidates.truncate(candidates / 2),
+        }
         let mut cut = receipt.to_value();
         cut["truncated"] = Value::Bool(true);
         text = canonical_json(&cut);
@@ -280,9 +284,10 @@ mod tests {
     use super::*;
 
     use kvrouter_core::policy::Settings;
-    use kvrouter_core::receipts::Draft;
     use kvrouter_core::receipts::chain::Follower;
     use kvrouter_core::receipts::read::Content;
+    use kvrouter_core::receipts::{Draft, PromptRecord};
+    use kvrouter_core::units::{TierHits, Tokens};
 
     fn entry(id: &str) -> Entry {
         Entry { record: Draft::undecided(id, &Settings::default(), 16).encode(), result: None }
@@ -330,5 +335,16 @@ mod tests {
     fn an_explanation_without_candidates_is_given_whole() {
         let text = explanation(receipt("a"), 0);
         assert_eq!(text, canonical_json(&json!(receipt("a"))));
+    }
+
+    #[test]
+    fn an_explanation_of_very_many_prompts_keeps_to_its_limit_and_says_so() {
+        let one = PromptRecord { tokens: Tokens(3), blocks: 0, claimed: TierHits::default() };
+        let many = Receipt { prompts: vec![one; 1000], ..receipt("a") };
+        let text = explanation(many, 40_000);
+        let value: Value = serde_json::from_str(&text).expect("valid");
+        let left = value["prompts"].as_array().expect("a list").len();
+        assert!(text.len() <= 40_000 && value["truncated"] == true, "{} bytes", text.len());
+        assert_eq!(left, 500);
     }
 }

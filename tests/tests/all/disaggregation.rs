@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::harness::{
-    MODEL, Router, Setup, engine, fault, id, long, received, state, text, total, unique, until, worker,
+    MODEL, Router, Setup, engine, fault, id, long, prompts_add_up, received, state, text, total, unique,
+    until, worker,
 };
 use crate::raw_worker::{RawWorker, STREAM_HEAD, chunk};
 
@@ -438,9 +439,14 @@ async fn a_list_of_prompts_meets_in_as_many_rooms() {
     let (prefill, decode) = SGLANG.pair().await;
     let router = SGLANG.router(&prefill, &decode).await;
     let body = json!({"model": MODEL, "prompt": [text(1, 40), text(2, 40), text(3, 40)], "max_tokens": 2});
-    let (answer, _) = ask(&router, "/v1/completions", &body).await;
+    let (answer, receipts) = ask(&router, "/v1/completions", &body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.json().unwrap()["choices"].as_array().unwrap().len(), 3);
+    assert_eq!(receipts.len(), 2, "one of either part");
+    for receipt in &receipts {
+        assert_eq!(receipt["prompts"].as_array().unwrap().len(), 3, "{receipt}");
+        prompts_add_up(receipt);
+    }
     handed_over(&prefill, &decode, 3).await;
     router.is_idle().await;
 }

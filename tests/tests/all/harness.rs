@@ -390,3 +390,18 @@ pub(crate) fn text(number: u32, words: u32) -> String {
     let words = (0..words).map(|at| format!("{} of {}", number * 1000 + at, at * 7));
     words.collect::<Vec<_>>().join(" ")
 }
+
+/// What a receipt lists of several prompts is what it says of all of them.
+pub(crate) fn prompts_add_up(receipt: &Value) {
+    let all = receipt["prompts"].as_array().unwrap();
+    let sum = |path: &str| all.iter().map(|one| one.pointer(path).unwrap().as_u64().unwrap()).sum::<u64>();
+    assert!(all.len() > 1, "{receipt}");
+    assert_eq!(receipt["prompt_tokens"], sum("/tokens"), "{receipt}");
+    assert!(receipt["prompt_blocks"].as_u64().unwrap() <= sum("/blocks"), "{receipt}");
+    let candidates = receipt["candidates"].as_array().unwrap();
+    let chosen = candidates.iter().find(|one| one["target"] == receipt["chosen"]["target"]);
+    for tier in ["device", "host", "disk"] {
+        let claimed = chosen.map_or(0, |one| one["claimed"][tier].as_u64().unwrap());
+        assert_eq!(sum(&format!("/claimed/{tier}")), claimed, "{receipt}");
+    }
+}

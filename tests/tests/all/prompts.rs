@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use crate::harness::{MODEL, Router, Setup, TOKENIZER, engine, long, text, unique, until};
+use crate::harness::{MODEL, Router, Setup, TOKENIZER, engine, long, prompts_add_up, text, unique, until};
 use crate::raw_worker::RawWorker;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -158,6 +158,73 @@ async fn several_prompts_hit_one_by_one() {
     router.is_idle().await;
 }
 
+/// Case B03: a receipt lists the prompts of its request one by one, that of a dry run
+/// too; what it lists adds up to what it says of all of them.
+#[tokio::test]
+async fn a_receipt_lists_prompts_one_by_one() {
+    let only = engine(|_| {}).await;
+    let router = Router::start(Setup::zmq(&[&only]).events_only()).await;
+    let prompt = |first: u32, length: u32| -> Vec<u32> { (first..first + length).collect() };
+    let (_, receipt) = answered(&router, COMPLETIONS, completion(prompt(100, 64)).to_string()).await;
+    assert_eq!(receipt["prompts"], json!([]), "a single prompt is not listed");
+    router.agrees_with(&only).await;
+    // Half of what is known, all of it and more, less than a block, all of it twice.
+    let half = [prompt(100, 32), prompt(900, 20)].concat();
+    let short = prompt(100, 15);
+    let more = prompt(100, 81);
+    let [new, known, other, long] = [(200, 40), (100, 64), (300, 16), (400, 150)].map(|(a, b)| prompt(a, b));
+    let lists = [&new, &known, &half, &short, &more, &other, &known, &long];
+    let body = completion(json!(lists)).to_string();
+    let url = format!("http://{}/v1/admin/explain?path={COMPLETIONS}", router.at.admin);
+    let explained = router.client.send(Method::POST, &url, &[], body.clone().into()).await.unwrap();
+    let (answer, receipt) = answered(&router, COMPLETIONS, body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let listed = |tokens: u64, blocks: u64, device: u64| json!({"tokens": tokens, "blocks": blocks, "claimed": {"device": device, "host": 0, "disk": 0}});
+    let expected = [
+        listed(40, 2, 0),
+        listed(64, 4, 4),
+        listed(52, 3, 2),
+        listed(15, 0, 0),
+        listed(81, 5, 4),
+        listed(16, 1, 0),
+        listed(64, 4, 4),
+        listed(150, 9, 0),
+    ];
+    assert_eq!(receipt["prompts"], json!(expected), "{receipt}");
+    assert_eq!(explained.json().unwrap()["prompts"], json!(expected));
+    prompts_add_up(&receipt);
+    // 28 blocks, of which two prompts have four that the first of them has, and one two.
+    assert_eq!((&receipt["prompt_tokens"], &receipt["prompt_blocks"]), (&json!(482), &json!(28 - 4 - 4 - 2)));
+    // A claim counts up to the block of the prompt's last token: 3, 2, 4 and 3 blocks.
+    assert_eq!(receipt["predicted_hit_tokens"], 12 * 16, "{receipt}");
+    router.is_idle().await;
+}
+
+/// Both attempts of a request list its prompts, and so does the receipt of one that
+/// found nobody, who claims nothing.
+#[tokio::test]
+async fn prompts_are_listed_whatever_becomes_of_a_request() {
+    let body = completion(json!([[1, 2, 3], vec![4; 33]])).to_string();
+    let (dying, other) = (RawWorker::start(|_| Vec::new()).await, RawWorker::start(|_| Vec::new()).await);
+    let addresses = [dying.address.to_string(), other.address.to_string()];
+    let setups = [Setup::in_turn(&addresses.each_ref().map(String::as_str)), Setup::of(Vec::new())];
+    let mut attempts = Vec::new();
+    for setup in setups {
+        let router = Router::start(setup.more("limits: {noWorkerWaitSeconds: 1}")).await;
+        let id = unique();
+        router.send(COMPLETIONS, &[("x-request-id", id.as_str())], body.clone()).await;
+        attempts.extend(router.receipts(&id).await);
+    }
+    let chosen: Vec<bool> = attempts.iter().map(|receipt| receipt["chosen"].is_object()).collect();
+    assert_eq!(chosen, [true, true, false], "both workers, then nobody");
+    for receipt in attempts {
+        let nothing = json!({"device": 0, "host": 0, "disk": 0});
+        let expected = json!([{"tokens": 3, "blocks": 0, "claimed": nothing}, {"tokens": 33, "blocks": 2, "claimed": nothing}]);
+        assert_eq!(receipt["prompts"], expected, "{receipt}");
+        prompts_add_up(&receipt);
+    }
+}
+
 /// A hundred thousand prompts in one request: refused at once, with the limit's name; where the limit is higher, they
 /// are served.
 #[tokio::test]
@@ -190,6 +257,8 @@ async fn very_many_prompts_are_refused_at_once() {
     let router = Router::start(setup).await;
     let (answer, receipt) = answered(&router, COMPLETIONS, completion(lists).to_string()).await;
     assert_eq!((answer.status, &receipt["prompt_tokens"]), (200, &json!(100_000)), "{}", answer.text());
+    assert_eq!(receipt["prompts"].as_array().unwrap().len(), 100_000);
+    prompts_add_up(&receipt);
 }
 
 /// Case B05: where a body has ids and text, ids are the prompt.

@@ -1,15 +1,15 @@
 //! Receipts as a table: a row for every candidate, with what the receipt says
 //! beside it, and one for a receipt without candidates or a gap.
 //!
-//! RFC 4180. Cells are as in JSON, strings without quotes; null and what does
-//! not apply are empty.
+//! RFC 4180. Cells are as in JSON, strings without quotes; of a list its length;
+//! null and what does not apply are empty.
 
 use serde_json::Value;
 
 use super::read::{Content, Line};
 
 /// Paths into a receipt, the columns of the same names.
-const RECEIPT: [&str; 34] = [
+const RECEIPT: [&str; 35] = [
     "request_id",
     "time_unix_ms",
     "attempt",
@@ -44,6 +44,7 @@ const RECEIPT: [&str; 34] = [
     "demand.judgement.suggested",
     "demand.judgement.original",
     "demand.judgement.projected",
+    "prompts",
 ];
 /// Paths into a candidate, the columns of the same names behind `candidate.`.
 const CANDIDATE: [&str; 31] = [
@@ -116,6 +117,7 @@ fn cell(value: &Value, path: &str) -> String {
     let text = match found {
         None | Some(Value::Null) => return String::new(),
         Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(all)) => all.len().to_string(),
         Some(other) => crate::json::canonical_json(other),
     };
     if text.contains(['"', ',', '\r', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }

@@ -45,7 +45,7 @@ pub use record::{Draft, Record};
 pub use ring::{ReceiptNumber, Ring};
 
 /// Version of the receipt's fields.
-pub const SCHEMA_VERSION: u32 = 2;
+pub const SCHEMA_VERSION: u32 = 3;
 
 /// The record of one decision.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -74,6 +74,8 @@ pub struct Receipt {
     pub prompt_blocks: u64,
     /// Tokens per block.
     pub block_size: u32,
+    /// The prompts, in the order of the body, where there are several; empty else.
+    pub prompts: Vec<PromptRecord>,
     /// The target that was chosen before this pick, for round-robin.
     pub turn: Option<Target>,
     /// How many candidates were priced.
@@ -97,6 +99,18 @@ pub struct Receipt {
     pub shadows: Vec<Shadow>,
     /// Joined when the answer has ended.
     pub result: Option<ResultRecord>,
+}
+
+/// One of several prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PromptRecord {
+    /// Its length.
+    pub tokens: Tokens,
+    /// Its full blocks.
+    pub blocks: u64,
+    /// Its leading blocks that the chosen target's view claims, before trust: a part
+    /// of what that candidate claims. Zeros where nobody was chosen.
+    pub claimed: TierHits,
 }
 
 /// One candidate as it stood.

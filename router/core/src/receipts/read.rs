@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::labels::Named;
 use super::{
-    CandidateRecord, ChosenRecord, DemandRecord, Digest, JudgementRecord, Receipt, ResultRecord,
-    SCHEMA_VERSION,
+    CandidateRecord, ChosenRecord, DemandRecord, Digest, JudgementRecord, PromptRecord, Receipt,
+    ResultRecord, SCHEMA_VERSION,
 };
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::{DpRank, Epoch, Target, WorkerId};
@@ -31,6 +31,8 @@ use crate::units::{Millis, TierHits, Tokens};
 const MAX_CANDIDATES: usize = 1 << 16;
 /// Most blocks of one prompt: ten million tokens in blocks of one.
 const MAX_BLOCKS: u64 = 10_000_000;
+/// Most prompts of one receipt: more than a body of 64 MiB can list.
+const MAX_PROMPTS: usize = 1 << 25;
 
 /// One line of a chain.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,7 +64,7 @@ pub enum Content {
 type Read<T> = Result<T, TraceError>;
 
 const CHAINED: [&str; 4] = ["kind", "sequence", "previous", "digest"];
-const RECEIPT: [&str; 22] = [
+const RECEIPT: [&str; 23] = [
     "schema_version",
     "request_id",
     "time_unix_ms",
@@ -75,6 +77,7 @@ const RECEIPT: [&str; 22] = [
     "exact_tokens",
     "prompt_blocks",
     "block_size",
+    "prompts",
     "turn",
     "candidate_count",
     "candidates",
@@ -183,6 +186,7 @@ fn receipt(fields: &Fields<'_>, counted: bool) -> Read<Receipt> {
         exact_tokens: fields.flag("exact_tokens")?,
         prompt_blocks: fields.whole("prompt_blocks", MAX_BLOCKS)?,
         block_size: small(fields, "block_size")?,
+        prompts: fields.objects("prompts", MAX_PROMPTS)?.iter().map(prompt).collect::<Read<_>>()?,
         turn: fields.nullable("turn", target)?,
         candidate_count: fields.count("candidate_count")?,
         candidates: fields
@@ -228,6 +232,7 @@ fn check(fields: &Fields<'_>, found: &mut Receipt) -> Read<()> {
     let skipped = hits.saturating_mul(u64::from(found.block_size));
     let why = "the hits of the chosen candidate";
     follows(fields, "predicted_hit_tokens", found.predicted_hit_tokens.0, skipped, why)?;
+    check_prompts(fields, found, chosen.flatten().map_or_else(TierHits::default, |chosen| chosen.claimed))?;
     for candidate in &found.candidates {
         // What decides among equals must be known for whoever may be the deepest.
         if (candidate.hits.total() < found.prompt_blocks) != candidate.next_block.is_some() {
@@ -246,6 +251,29 @@ fn check(fields: &Fields<'_>, found: &mut Receipt) -> Read<()> {
             follows(fields, "candidates", text(before), text(&now.dominated_by), why)
         }
     }
+}
+
+/// What must follow of several prompts, of which the chosen target claims `claimed`.
+fn check_prompts(fields: &Fields<'_>, found: &Receipt, claimed: TierHits) -> Read<()> {
+    let prompts = &found.prompts;
+    if prompts.is_empty() {
+        return Ok(());
+    }
+    if prompts.len() == 1 {
+        return Err(fields.wrong("prompts", Problem::Expected("empty, or a list of two prompts or more")));
+    }
+    let sum = |of: fn(&PromptRecord) -> u64| prompts.iter().map(of).fold(0, u64::saturating_add);
+    let why = "their tokens add up to prompt_tokens";
+    follows(fields, "prompts", sum(|one| one.tokens.0), found.prompt_tokens.0, why)?;
+    if sum(|one| one.blocks) < found.prompt_blocks {
+        return Err(fields.wrong("prompts", Problem::Expected("of as many blocks as prompt_blocks, or more")));
+    }
+    let why = "what the chosen candidate claims on the device";
+    follows(fields, "prompts", sum(|one| one.claimed.device), claimed.device, why)?;
+    let why = "what the chosen candidate claims in the host's memory";
+    follows(fields, "prompts", sum(|one| one.claimed.host), claimed.host, why)?;
+    let why = "what the chosen candidate claims on disk";
+    follows(fields, "prompts", sum(|one| one.claimed.disk), claimed.disk, why)
 }
 
 fn settings(fields: &Fields<'_>) -> Read<Settings> {
@@ -310,6 +338,15 @@ fn tier_hits(fields: &Fields<'_>, name: &str) -> Read<TierHits> {
     fields.only(&["device", "host", "disk"])?;
     let count = |name| fields.whole(name, MAX_BLOCKS);
     Ok(TierHits { device: count("device")?, host: count("host")?, disk: count("disk")? })
+}
+
+fn prompt(fields: &Fields<'_>) -> Read<PromptRecord> {
+    fields.only(&["tokens", "blocks", "claimed"])?;
+    Ok(PromptRecord {
+        tokens: tokens(fields, "tokens")?,
+        blocks: fields.whole("blocks", MAX_BLOCKS)?,
+        claimed: tier_hits(fields, "claimed")?,
+    })
 }
 
 fn demand(fields: &Fields<'_>) -> Read<DemandRecord> {

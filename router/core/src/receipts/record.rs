@@ -37,6 +37,7 @@
 //!            tokens and requests of it
 //!   int      how many hold more for another namespace: candidate, blocks
 //! int      how many shadows follow: u8 policy, target, zigzag regret
+//! int      how many prompts follow, 0 for a single one: tokens, blocks, claimed × 3
 //! ```
 //!
 //! Flags: bits 0 and 1 evidence, 2 credited, 6 a next block.
@@ -49,7 +50,9 @@
 use std::sync::Arc;
 
 use super::labels::Named;
-use super::{CandidateRecord, ChosenRecord, DemandRecord, JudgementRecord, Receipt, SCHEMA_VERSION};
+use super::{
+    CandidateRecord, ChosenRecord, DemandRecord, JudgementRecord, PromptRecord, Receipt, SCHEMA_VERSION,
+};
 use crate::blocks::{BlockHash, NamespaceId};
 use crate::ids::{DpRank, Epoch, Role, Target, WorkerId};
 use crate::policy::candidates::Task;
@@ -68,7 +71,7 @@ use crate::trust::{Reason, State, Verdict};
 use crate::units::{BlockSize, Millis, TierHits, Tokens};
 
 /// Version of the layout above.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 /// No tie: nobody was chosen.
 const NOBODY: u8 = 0xff;
 
@@ -95,6 +98,8 @@ pub struct Draft<'a> {
     pub blocks: &'a [BlockHash],
     /// Tokens per block.
     pub block_size: u32,
+    /// Its prompts, where it has several; empty else.
+    pub prompts: &'a [PromptRecord],
     /// Pictures, clips and recordings in the request.
     pub images: u64,
     /// The target that was chosen before this pick.
@@ -181,6 +186,7 @@ impl<'a> Draft<'a> {
             exact_tokens: false,
             blocks: &[],
             block_size,
+            prompts: &[],
             images: 0,
             turn: None,
             field: None,
@@ -273,6 +279,11 @@ impl<'a> Draft<'a> {
             out.target(&shadow.target);
             let regret = shadow.regret_blocks;
             out.int((regret.wrapping_shl(1) ^ (regret >> 63)).cast_unsigned());
+        }
+        out.int(self.prompts.len() as u64);
+        for PromptRecord { tokens, blocks, claimed } in self.prompts {
+            let numbers = [tokens.0, *blocks, claimed.device, claimed.host, claimed.disk];
+            numbers.into_iter().for_each(|number| out.int(number));
         }
         let length = u32::try_from(out.out.len()).unwrap_or(u32::MAX);
         out.out[..4].copy_from_slice(&length.to_le_bytes());
@@ -654,6 +665,7 @@ impl<'a> Reader<'a> {
         let counted = turn.as_ref().filter(|_| tie != Some(TieBranch::Session));
         let candidates = self.next("candidates").candidates(names, &settings, &task, counted)?;
         let shadows = self.next("shadows").shadows()?;
+        let prompts = self.next("prompts").prompts()?;
         if self.next("length").at != self.bytes.len() {
             return self.wrong(Fault::Length);
         }
@@ -675,6 +687,7 @@ impl<'a> Reader<'a> {
             exact_tokens,
             prompt_blocks,
             block_size,
+            prompts,
             turn,
             candidate_count: candidates.len() as u64,
             candidates,
@@ -897,6 +910,19 @@ impl<'a> Reader<'a> {
             let (policy, target, zigzag) = (self.named()?, self.target()?, self.int()?);
             let regret_blocks = (zigzag >> 1).cast_signed() ^ -(zigzag & 1).cast_signed();
             all.push(Shadow { policy, target, regret_blocks });
+        }
+        Ok(all)
+    }
+
+    fn prompts(&mut self) -> Read<Vec<PromptRecord>> {
+        let count = self.int()?;
+        if count == 1 {
+            return self.wrong(Fault::Number);
+        }
+        let mut all = Vec::new();
+        for _ in 0..count {
+            let (tokens, blocks) = (Tokens(self.int()?), self.int()?);
+            all.push(PromptRecord { tokens, blocks, claimed: self.tiers()? });
         }
         Ok(all)
     }

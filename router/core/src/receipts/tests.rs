@@ -45,6 +45,8 @@ struct World {
     role: Role,
     bound: Option<usize>,
     choices: u32,
+    /// How many prompts it has, where it has several; 0 else.
+    several: u64,
 }
 
 impl World {
@@ -81,7 +83,24 @@ impl World {
                 candidate.demand = Demand { tokens, requests: dice.roll(3) };
             }
         }
-        Self { settings, blocks, images, candidates, turn, role, bound, choices: dice.pick(&[1, 4]) }
+        let (choices, several) = (dice.pick(&[1, 4]), dice.pick(&[0, 0, 2, 5]));
+        Self { settings, blocks, images, candidates, turn, role, bound, choices, several }
+    }
+
+    /// Its prompts, where it has several: they have blocks in common, and their parts
+    /// of what is claimed.
+    fn prompts(&self, tokens: Tokens, claimed: TierHits) -> Vec<PromptRecord> {
+        let part = |of: u64, at: u64| of * (at + 1) / self.several - of * at / self.several;
+        let one = |at: u64| PromptRecord {
+            tokens: Tokens(part(tokens.0, at)),
+            blocks: part(self.blocks.len() as u64, at) + at % 2,
+            claimed: TierHits {
+                device: part(claimed.device, at),
+                host: part(claimed.host, at),
+                disk: part(claimed.disk, at),
+            },
+        };
+        (0..self.several).map(one).collect()
     }
 
     fn candidate(dice: &mut Dice, number: u64, blocks: u64) -> Candidate {
@@ -150,6 +169,8 @@ impl World {
         let shadows = choice.map_or(Vec::new(), |choice| {
             shadow::evaluate(&self.settings, &request, &field, choice.chosen, turn)
         });
+        let claimed = choice.map_or_else(TierHits::default, |choice| field.candidate(choice.chosen).claimed);
+        let prompts = self.prompts(request.prompt, claimed);
         let kept = if kept < self.candidates.len() { &Field::from(&self.candidates[..kept]) } else { &field };
         let draft = Draft {
             time_unix_ms: 1_795_970_308_644,
@@ -159,6 +180,7 @@ impl World {
             prompt_tokens: request.prompt,
             exact_tokens: true,
             blocks: &self.blocks,
+            prompts: &prompts,
             images: self.images.len() as u64,
             turn,
             field: Some(kept),
@@ -191,6 +213,7 @@ fn full() -> Receipt {
             && receipt.result.is_some()
             && !receipt.shadows.is_empty()
             && receipt.prompt_blocks > 3
+            && receipt.prompts.len() > 2
             && receipt.turn.is_some()
     };
     (0..).map(receipt).find(rich).expect("some are")
@@ -202,6 +225,7 @@ fn records_lines_and_decisions_are_there_and_back() {
     let mut follower = Follower::default();
     let mut kinds = std::collections::BTreeSet::new();
     let mut judgements = std::collections::BTreeSet::new();
+    let mut prompts = std::collections::BTreeSet::new();
     for seed in 0..3000 {
         let receipt = receipt(seed);
         let line = head.receipt(&receipt);
@@ -211,9 +235,11 @@ fn records_lines_and_decisions_are_there_and_back() {
         assert_eq!(recorded::repeat(seed, &receipt), Ok(()), "seed {seed}");
         let judged = receipt.demand.as_ref().and_then(|demand| demand.judgement.as_ref());
         judgements.insert(judged.map(|judged| judged.suggested == judged.original));
+        prompts.insert((receipt.prompts.len(), receipt.chosen.is_some()));
         kinds.insert(format!("{:?} {:?}", receipt.outcome, receipt.chosen.map(|chosen| chosen.tie)));
     }
     assert!(kinds.len() > 10, "the worlds are many: {kinds:?}");
+    assert_eq!(prompts.len(), 6, "one prompt, two and five, with a choice and without: {prompts:?}");
     assert_eq!(judgements.len(), 3, "input demand is not asked, agrees, and does not");
     assert_eq!((follower.head, follower.receipts), (Some(head), 3000));
 }
@@ -242,7 +268,8 @@ fn demand_is_recorded_for_every_candidate_and_repeated() {
 
 #[test]
 fn a_record_that_is_cut_or_changed_is_no_receipt() {
-    let world = (0..).map(|seed| World::new(&mut Dice(seed))).find(|world| world.candidates.len() > 3);
+    let large = |world: &World| world.candidates.len() > 3 && world.several > 0;
+    let world = (0..).map(|seed| World::new(&mut Dice(seed))).find(large);
     let record = world.as_ref().expect("some have").record();
     assert_eq!(record.request_id(), "r-1");
     let bytes = record.as_bytes();
@@ -266,6 +293,21 @@ fn a_record_that_is_cut_or_changed_is_no_receipt() {
     assert_eq!(faults(&|bytes| bytes[6] = 0xff), Err(("request_id", Fault::Text)));
     let role = bytes.len() - record_tail(&record);
     assert_eq!(faults(&|bytes| bytes[role] = 77), Err(("role", Fault::Unknown(77))));
+}
+
+/// A list of prompts says that there are several.
+#[test]
+fn a_record_that_lists_a_single_prompt_is_rejected() {
+    let settings = Settings::default();
+    let one = PromptRecord { tokens: Tokens(40), blocks: 2, claimed: TierHits::default() };
+    let decode = |prompts: &[PromptRecord]| {
+        Draft { prompts, ..Draft::undecided("r", &settings, 16) }.encode().decode()
+    };
+    for several in [vec![], vec![one; 2], vec![one; 1024]] {
+        assert_eq!(decode(&several).map(|receipt| receipt.prompts), Ok(several));
+    }
+    let error = decode(&[one]).expect_err("the mutant was not noticed");
+    assert_eq!((error.field, error.fault), ("prompts", Fault::Number));
 }
 
 /// The mutant decided by other weights than those that it wrote down.
@@ -439,11 +481,39 @@ fn a_line_that_contradicts_itself_names_the_field() {
     check("/block_size", json!(0), "block_size", "expected");
     let dominated = if whole["candidates"][0]["dominated_by"].is_null() { "a:1#0" } else { "b:1#0" };
     check("/candidates/0/dominated_by", json!(dominated), "candidates", "differs");
+    check("/prompts", json!({}), "prompts", "expected");
+    check("/prompts/1/tokens", json!(-1), "prompts[1].tokens", "expected");
+    check("/prompts/2/claimed/disk", json!(10_000_001), "prompts[2].claimed.disk", "limit");
+    check("/prompts", json!([whole["prompts"][0]]), "prompts", "expected");
+    let other = |path: &str| json!(whole.pointer(path).and_then(Value::as_u64).expect(path) + 1);
+    for path in ["tokens", "claimed/device", "claimed/host", "claimed/disk"] {
+        let path = format!("/prompts/0/{path}");
+        check(&path, other(&path), "prompts", "differs");
+    }
+    let blockless = |prompt: &Value| {
+        let mut prompt = prompt.clone();
+        prompt["blocks"] = json!(0);
+        prompt
+    };
+    let blockless: Value = whole["prompts"].as_array().expect("a list").iter().map(blockless).collect();
+    check("/prompts", blockless, "prompts", "expected");
     let spaced = line.replacen(':', ": ", 1);
     let error = Follower::default().line(&spaced, 3).expect_err("spaced");
     assert_eq!(error.problem.reason(), "not_canonical");
     let cut = Follower::default().line(&line[..line.len() - 9], 3).expect_err("cut");
     assert_eq!((cut.line, cut.problem.reason()), (3, "json"));
+}
+
+/// Where nobody was chosen, nothing is claimed of any prompt.
+#[test]
+fn prompts_that_nobody_was_chosen_for_claim_nothing() {
+    let unrouted = |receipt: &Receipt| receipt.chosen.is_none() && receipt.prompts.len() > 1;
+    let mut receipt = (0..).map(receipt).find(unrouted).expect("some are");
+    let read = |receipt: &Receipt| Follower::default().line(&Head::default().receipt(receipt), 3);
+    assert!(read(&receipt).is_ok(), "the rule");
+    receipt.prompts[1].claimed.host = 1;
+    let error = read(&receipt).expect_err("a claim of nobody").to_string();
+    assert!(error.starts_with("line 3: prompts: is 1, and 0 was expected: "), "{error}");
 }
 
 /// A chain of four receipts and a gap.
@@ -581,6 +651,10 @@ fn tables_have_a_row_for_every_candidate() {
     let columns = rows[0].split(',').count();
     assert!(rows[1].contains(",\"a \"\"b\"\", c\","), "{}", rows[1]);
     assert_eq!(rows[1].split(',').count(), columns + 1, "the quoted comma");
+    let at = rows[0].split(',').position(|name| name == "prompts").expect("a column");
+    let of = |row: &str, at: usize| row.split(',').nth(at).map(str::to_owned);
+    assert_eq!(of(rows[1], at + 1), Some(strange.prompts.len().to_string()), "a list is its length");
+    assert_eq!(of(rows[rows.len() - 1], at).as_deref(), Some("0"));
     for row in &rows[1 + strange.candidates.len()..] {
         assert_eq!(row.split(',').count(), columns, "{row}");
     }

@@ -52,7 +52,7 @@ export function readRecorded(text: string): Recorded {
       throw wrong("object", "is not JSON");
     }
     if (typeof raw !== "object" || raw === null || Array.isArray(raw)) throw wrong("object", "must be an object");
-    if (raw["schema_version"] !== 2) throw wrong("schema_version", `is ${canonical(raw["schema_version"] ?? null)}, and this page reads 2`);
+    if (raw["schema_version"] !== 3) throw wrong("schema_version", `is ${canonical(raw["schema_version"] ?? null)}, and this page reads 3`);
     if (canonical(raw) !== line) throw wrong("object", "is not canonical JSON (RFC 8785)");
     const { digest: own, ...rest } = raw;
     if (digest(canonical(rest)) !== own) throw wrong("digest", "is not that of the line");

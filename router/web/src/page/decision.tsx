@@ -33,7 +33,7 @@ export function DecisionPanel({ decision, theme, onClose }: { decision: Decision
       </header>
       <p class="story">{story(decision).join(" ")}</p>
       <dl class="facts">
-        <Fact name="Prompt">{`${plural(decision.prompt, "token")}, ${plural(decision.blocks, "block")} of ${decision.blockSize}`}</Fact>
+        <Fact name="Prompt">{`${decision.prompts > 1 ? `${plural(decision.prompts, "prompt")}: ` : ""}${plural(decision.prompt, "token")}, ${plural(decision.blocks, "block")} of ${decision.blockSize}`}</Fact>
         <Fact name="Policy">{decision.policy}</Fact>
         <Fact name="Tie">{decision.tie === null ? "nobody chosen" : (TIES[decision.tie] ?? decision.tie)}</Fact>
         <Fact name="Namespace">

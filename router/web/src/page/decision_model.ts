@@ -37,6 +37,8 @@ export interface Decision {
   namespace: string;
   prompt: number;
   blocks: number;
+  /** Prompts of the request: 1 unless the receipt lists several. */
+  prompts: number;
   blockSize: number;
   /** Milliseconds: of the trace, or since 1970. */
   at: number;
@@ -66,6 +68,7 @@ export function ofLab(trace: Trace, run: LabRun, receipt: LabReceipt): Decision 
     namespace: receipt.namespace,
     prompt: request?.prompt ?? 0,
     blocks: request?.blocks.length ?? 0,
+    prompts: 1,
     blockSize: trace.blockSize,
     at: receipt.tick,
     live: false,
@@ -141,6 +144,7 @@ export function ofReceipt(receipt: unknown): Decision {
     namespace: text(raw["namespace"]),
     prompt: num(raw["prompt_tokens"]),
     blocks: num(raw["prompt_blocks"]),
+    prompts: Math.max(1, list(raw["prompts"]).length),
     blockSize: num(raw["block_size"]),
     at: num(raw["time_unix_ms"]),
     live: true,
