@@ -36,6 +36,7 @@ struct FaultRequest {
     /// Restricts event and scheduler faults to one rank.
     rank: Option<usize>,
     drop_events: Option<u32>,
+    hold_events: Option<bool>,
     #[serde(default)]
     restart: bool,
     stall_ms: Option<u64>,
@@ -154,6 +155,9 @@ fn apply_to_rank(rank: &Rank, request: &FaultRequest) {
     }
     if let Some(count) = request.drop_events {
         rank.drop_batches(count);
+    }
+    if let Some(held) = request.hold_events {
+        rank.hold_events(held);
     }
     if let Some(time) = request.stall_ms {
         rank.stall(Duration::from_millis(time.min(MAX_STALL_MS)));
