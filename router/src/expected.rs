@@ -6,7 +6,7 @@
 use kvrouter_core::ids::{Epoch, Role};
 use kvrouter_core::policy::{Candidate, hits};
 use kvrouter_core::reconcile::Comparison;
-use kvrouter_core::trust::Parity;
+use kvrouter_core::trust::{Parity, State};
 use kvrouter_core::units::{BlockSize, Blocks, Tokens};
 
 use crate::fleet::{TargetState, Worker};
@@ -32,7 +32,7 @@ pub struct Expected {
     /// them; `None` where they cannot be compared.
     claimed: Option<Tokens>,
     /// Full blocks of the prompt, and how many of them the view held; both zero where
-    /// the two cannot be compared.
+    /// the two cannot be compared, or the view was not exact.
     blocks: u64,
     held: u64,
     /// Number of the last message in the view.
@@ -51,6 +51,8 @@ impl Expected {
             && ask.several.is_empty()
             && !ask.bypasses_cache
             && !ask.blocks.is_empty();
+        // Events of a silent view may be late.
+        let exact = comparable && chosen.trust.state == State::Exact;
         let usable = || hits::usable(chosen.claimed, ask.prompt_tokens, size, state.facts().paired).total();
         Self {
             prompt: ask.prompt_tokens,
@@ -59,8 +61,8 @@ impl Expected {
             endpoint: ask.endpoint,
             epoch: chosen.trust.epoch,
             claimed: comparable.then(|| size.tokens_in(Blocks(usable()))),
-            blocks: if comparable { ask.blocks.len() as u64 } else { 0 },
-            held: if comparable { chosen.claimed.total() } else { 0 },
+            blocks: if exact { ask.blocks.len() as u64 } else { 0 },
+            held: if exact { chosen.claimed.total() } else { 0 },
             seq: chosen.trust.seq,
         }
     }

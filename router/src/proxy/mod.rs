@@ -390,8 +390,11 @@ async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) 
     let (parts, body, first) = match answer {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => {
-            watch.fail(error.reason());
-            tracing::warn!(target: "kv_router::proxy", worker = %worker, error = %crate::chain(&error), "attempt failed before the first byte");
+            watch.broken(&error);
+            tracing::warn!(target: "kv_router::proxy", worker = %worker, reason = error.reason(), error = %crate::chain(&error), "attempt failed before the first byte");
+            if error.is_local() {
+                return Attempt::Answered(ClientError::RouterExhausted.into_response());
+            }
             let error = ClientError::WorkerFailed { worker: worker.clone(), reason: error.reason() };
             return Attempt::Failed { worker, error };
         }
