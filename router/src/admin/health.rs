@@ -34,7 +34,7 @@ pub fn report(pool: &Pool) -> HealthReport {
             live: pool.live.read().digest.as_deref().map(str::to_owned),
         },
         ready: pool.is_ready(),
-        ready_reason: pool.ready_reason().to_owned(),
+        ready_reason: pool.awaited().label.to_owned(),
         draining: pool.draining.load(Ordering::Relaxed),
         policy: pool.live.read().settings.policy.label().to_owned(),
         block_size: pool.config.size.tokens(),

@@ -134,7 +134,7 @@ async fn readyz(State(app): State<App>) -> Response {
     if app.pool.is_ready() {
         return "ok".into_response();
     }
-    (http::StatusCode::SERVICE_UNAVAILABLE, app.pool.ready_reason()).into_response()
+    (http::StatusCode::SERVICE_UNAVAILABLE, app.pool.awaited().to_string()).into_response()
 }
 
 /// What probes found, not what workers say now: one odd worker cannot break it.

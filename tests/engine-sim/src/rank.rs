@@ -77,6 +77,8 @@ pub(crate) struct Snapshot {
     pub(crate) waiting_uncached_tokens: usize,
     pub(crate) usage: Usage,
     pub(crate) counters: Counters,
+    /// Batches that replays returned.
+    pub(crate) replayed: u64,
 }
 
 /// A rank, shared by its task and the HTTP handlers.
@@ -212,6 +214,7 @@ impl Rank {
             waiting_uncached_tokens: state.waiting.iter().map(uncached).sum(),
             usage: state.cache.usage(),
             counters: state.counters,
+            replayed: state.publisher.as_ref().map_or(0, Publisher::replayed),
         }
     }
 

@@ -207,6 +207,7 @@ pub(super) async fn state(State(engine): State<Arc<Engine>>) -> Response {
             "rank": index,
             "epoch": snapshot.epoch,
             "seq": snapshot.next_seq,
+            "replayed_total": snapshot.replayed,
             "cached_pages": snapshot.usage.cached,
             "pinned_pages": snapshot.usage.pinned,
             "capacity_pages": snapshot.usage.capacity,
