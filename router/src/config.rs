@@ -177,6 +177,11 @@ pub struct BridgeFlags {
     /// Folder that outlives the bridge's container but not the pod.
     #[arg(long, env = "KVROUTER_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Seconds for which a view with a gap is kept before it is rebuilt from empty:
+    /// the longest `freshness.budgetSeconds` of the pool's routers.
+    #[arg(long, env = "KVROUTER_BUDGET_SECONDS", default_value_t = 10,
+          value_parser = clap::value_parser!(u64).range(3..=3600))]
+    pub budget_seconds: u64,
     /// Address for `/livez` and `/metrics`.
     #[arg(long, env = "KVROUTER_LISTEN_METRICS", default_value = "127.0.0.1:9092")]
     pub listen_metrics: SocketAddr,

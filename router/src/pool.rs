@@ -80,10 +80,36 @@ pub struct Pool {
     /// Latched once the first views are there.
     pub ready: AtomicBool,
     /// What readiness waits for, or what it did not get before its time was
-    /// over: a stable label, `ok` where nothing is amiss.
-    pub ready_reason: Mutex<&'static str>,
+    /// over.
+    pub awaited: Mutex<Awaited>,
     /// Set by SIGTERM.
     pub draining: AtomicBool,
+}
+
+/// What readiness waits for. As text: the label, and how many views are there of
+/// how many, as in `views_pending 6/7`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// A stable label; `ok` where nothing is amiss.
+    pub label: &'static str,
+    /// Views that are there and views that are waited for, where views are.
+    pub views: Option<(usize, usize)>,
+}
+
+impl Awaited {
+    /// Anything but views.
+    pub const fn of(label: &'static str) -> Self {
+        Self { label, views: None }
+    }
+}
+
+impl std::fmt::Display for Awaited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.views {
+            Some((there, all)) => write!(f, "{} {there}/{all}", self.label),
+            None => f.write_str(self.label),
+        }
+    }
 }
 
 /// What a feed learned about one target.
@@ -162,7 +188,7 @@ impl Pool {
             metrics: Metrics::new()?,
             broker_connected: AtomicBool::new(true),
             ready: AtomicBool::new(false),
-            ready_reason: Mutex::new("starting"),
+            awaited: Mutex::new(Awaited::of("starting")),
             draining: AtomicBool::new(false),
             config,
         })
@@ -175,10 +201,10 @@ impl Pool {
     }
 
     /// Why `/readyz` fails, or why it does not although views are missing.
-    pub fn ready_reason(&self) -> &'static str {
+    pub fn awaited(&self) -> Awaited {
         match self.draining.load(Ordering::Relaxed) {
-            true => "draining",
-            false => *self.ready_reason.lock(),
+            true => Awaited::of("draining"),
+            false => *self.awaited.lock(),
         }
     }
 

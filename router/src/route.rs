@@ -122,6 +122,7 @@ impl Routed {
         if self.has_blocks {
             state.trust.lock().prompt_finished();
         }
+        self.expected.note_unstored(pool, state, usage);
         self.expected.compare(pool, state, usage);
     }
 }

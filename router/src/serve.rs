@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::ServeConfig;
 use crate::fleet::Workers;
-use crate::pool::Pool;
+use crate::pool::{Awaited, Pool};
 use crate::proxy::App;
 use crate::proxy::upstream::Upstream;
 use crate::receipts::files::Writer;
@@ -127,38 +127,39 @@ async fn become_ready(pool: Arc<Pool>) {
     let mut first: Option<Workers> = None;
     loop {
         let waits_for = waits_for(&pool, &mut first);
-        *pool.ready_reason.lock() = waits_for.unwrap_or("ok");
+        let awaited = waits_for.unwrap_or(Awaited::of("ok"));
+        *pool.awaited.lock() = awaited;
         let limit = if pool.broker_connected.load(Ordering::Relaxed) { WARM_LIMIT } else { BROKER_LIMIT };
         let waited = pool.clock.now().since(started).0;
         if waits_for.is_none() || u128::from(waited) >= limit.as_millis() {
             pool.ready.store(true, Ordering::Relaxed);
-            tracing::info!(target: "kv_router", waited_ms = waited, reason = waits_for.unwrap_or("ok"), "ready");
+            tracing::info!(target: "kv_router", waited_ms = waited, reason = %awaited, "ready");
             return;
         }
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// What readiness waits for: a stable label. `first` are the workers that were
+/// What readiness waits for. `first` are the workers that were
 /// there when they were first known; those that join later are not waited for.
-fn waits_for(pool: &Pool, first: &mut Option<Workers>) -> Option<&'static str> {
+fn waits_for(pool: &Pool, first: &mut Option<Workers>) -> Option<Awaited> {
     if !pool.live_known.load(Ordering::Relaxed) {
-        return Some("live_settings_pending");
+        return Some(Awaited::of("live_settings_pending"));
     }
     if !pool.fleet.is_known() {
-        return Some("workers_pending");
+        return Some(Awaited::of("workers_pending"));
     }
     let first = first.get_or_insert_with(|| pool.fleet.workers());
     let staying = || first.iter().filter(|worker| !worker.gone.is_cancelled());
     if staying().any(|worker| worker.reason() == fleet::ReadyReason::NotProbed) {
-        return Some("workers_not_probed");
+        return Some(Awaited::of("workers_not_probed"));
     }
     if pool.config.file.kv_events.transport == EventTransport::None {
         return None;
     }
-    let mut targets = staying().filter(|worker| worker.is_ready()).flat_map(|worker| &worker.targets);
-    let viewed = targets.all(|target| target.trust.lock().is_settled());
-    (!viewed).then_some("views_pending")
+    let targets = || staying().filter(|worker| worker.is_ready()).flat_map(|worker| &worker.targets);
+    let views = (targets().filter(|target| target.trust.lock().is_settled()).count(), targets().count());
+    (views.0 < views.1).then_some(Awaited { label: "views_pending", views: Some(views) })
 }
 
 /// Compares pages for ever: they become known, and change, at any time.
@@ -193,21 +194,26 @@ mod tests {
     fn readiness_waits_for_what_was_there_at_first() {
         let pool = pool();
         let mut first = None;
-        let mut waits = || waits_for(&pool, &mut first);
+        let mut waits = || waits_for(&pool, &mut first).map(|awaited| awaited.to_string());
+        let some = |text: &str| Some(text.to_owned());
         pool.live_known.store(false, Ordering::Relaxed);
-        assert_eq!(waits(), Some("live_settings_pending"));
+        assert_eq!(waits(), some("live_settings_pending"));
         pool.live_known.store(true, Ordering::Relaxed);
-        let change = pool.fleet.update(&[member(1, "a", None), member(2, "a", None)], &pool.index);
-        let [stays, leaves] = &change.joined[..] else { unreachable!("two joined") };
-        assert_eq!(waits(), Some("workers_not_probed"));
+        let change = pool
+            .fleet
+            .update(&[member(1, "a", None), member(2, "a", None), member(4, "a", None)], &pool.index);
+        let [stays, leaves, known] = &change.joined[..] else { unreachable!("three joined") };
+        assert_eq!(waits(), some("workers_not_probed"));
+        known.set_reason(ReadyReason::Ok);
+        pool.mark_synced(&known.targets[0], Epoch(1), 1, Default::default());
         stays.set_reason(ReadyReason::Ok);
         leaves.set_reason(ReadyReason::Unreachable);
-        assert_eq!(waits(), Some("views_pending"), "one has no view, the other needs none");
+        assert_eq!(waits(), some("views_pending 1/2"), "one has no view, another needs none");
         leaves.set_reason(ReadyReason::NotProbed);
         leaves.gone.cancel();
-        let now = [member(1, "a", None), member(3, "joined", None)];
+        let now = [member(1, "a", None), member(3, "joined", None), member(4, "a", None)];
         pool.fleet.update(&now, &pool.index);
-        assert_eq!(waits(), Some("views_pending"), "who left is not waited for");
+        assert_eq!(waits(), some("views_pending 1/2"), "who left is not waited for");
         pool.mark_synced(&stays.targets[0], Epoch(1), 1, Default::default());
         assert_eq!(waits(), None, "nor who joined later");
     }
@@ -215,7 +221,7 @@ mod tests {
     #[test]
     fn readiness_waits_until_workers_are_known() {
         let pool = Pool { fleet: Fleet::default(), ..Arc::into_inner(pool()).expect("the only one") };
-        assert_eq!(waits_for(&pool, &mut None), Some("workers_pending"));
+        assert_eq!(waits_for(&pool, &mut None), Some(Awaited::of("workers_pending")));
         pool.fleet.update(&[], &pool.index);
         assert_eq!(waits_for(&pool, &mut None), None, "there are none");
     }

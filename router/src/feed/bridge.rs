@@ -10,6 +10,7 @@
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use async_nats::connection::State as Connected;
@@ -289,6 +290,10 @@ impl Sink for Publish {
 
     fn unix_ms(&self) -> u64 {
         self.shared.clock.unix_ms()
+    }
+
+    fn credit_lasts(&self) -> Duration {
+        Duration::from_secs(self.shared.settings.flags.budget_seconds)
     }
 
     async fn snapshot_wanted(&mut self) {

@@ -42,9 +42,9 @@ const REPLAY_LIMIT: Duration = Duration::from_secs(4);
 const REPLAY_PAUSE: Duration = Duration::from_secs(2);
 /// Replays in a row that brought nothing new before a gap counts as lost.
 const REPLAY_ATTEMPTS: u32 = 3;
-/// How long a view with an unrepaired gap is kept before it is rebuilt from
-/// empty: as long as its credit lasts by default.
-const REBUILD_AFTER: Duration = Duration::from_secs(10);
+/// A view in doubt is kept for so long at least, however short its credit: a
+/// later replay may still end the doubt.
+const KEPT_AT_LEAST: Duration = Duration::from_secs(10);
 /// The end marker of a replay.
 const END: [u8; 8] = [0xff; 8];
 
@@ -85,6 +85,9 @@ pub trait Sink: Send {
     fn tell(&mut self, told: Told, status: Status, page: u32) -> impl Future<Output = ()> + Send;
     /// Milliseconds since 1970, for epochs.
     fn unix_ms(&self) -> u64;
+    /// How long a view earns credit that has a gap or is in doubt. It is rebuilt
+    /// from empty thereafter.
+    fn credit_lasts(&self) -> Duration;
     /// Waits for a wish to see the whole view, answered through
     /// [`Sink::snapshot`]; pends for ever where nobody asks. Cancel-safe.
     fn snapshot_wanted(&mut self) -> impl Future<Output = ()> + Send;
@@ -253,7 +256,8 @@ impl Stream {
     }
 
     async fn on_tick(&mut self, sink: &mut impl Sink) {
-        let over = |since: Option<Instant>| since.is_some_and(|since| since.elapsed() >= REBUILD_AFTER);
+        let kept = sink.credit_lasts().max(KEPT_AT_LEAST);
+        let over = |since: Option<Instant>| since.is_some_and(|since| since.elapsed() >= kept);
         if over(self.gap) || over(self.doubt) {
             self.rebuild(sink).await;
         }
@@ -565,6 +569,57 @@ fn split(frames: &[Bytes]) -> Option<(&[u8], Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Counts the lives that begin.
+    struct Lives {
+        credit: Duration,
+        begun: u32,
+    }
+
+    impl Sink for Lives {
+        async fn tell(&mut self, told: Told, _: Status, _: u32) {
+            self.begun += u32::from(matches!(told, Told::NewEpoch { .. }));
+        }
+
+        fn unix_ms(&self) -> u64 {
+            0
+        }
+
+        fn credit_lasts(&self) -> Duration {
+            self.credit
+        }
+
+        async fn snapshot_wanted(&mut self) {
+            std::future::pending().await
+        }
+
+        async fn snapshot(&mut self, _: View<'_>) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_view_with_a_gap_or_in_doubt_is_rebuilt_when_its_credit_is_over() {
+        for (credit, kept) in [(3, 10), (10, 10), (60, 60)] {
+            for doubt in [false, true] {
+                let mut sink = Lives { credit: Duration::from_secs(credit), begun: 0 };
+                let size = BlockSize::new(16).expect("not zero");
+                let identity = Identity::new(kvrouter_core::blocks::IdentitySeed::new(b""));
+                let nobody = "tcp://127.0.0.1:1".parse().expect("an endpoint");
+                let mut stream = Stream::new(nobody, None, identity, size, None);
+                match doubt {
+                    true => stream.doubt = Some(Instant::now()),
+                    false => stream.open_gap(&mut sink).await,
+                }
+                tokio::time::advance(Duration::from_secs(kept) - TICK).await;
+                stream.on_tick(&mut sink).await;
+                assert_eq!(sink.begun, 0, "{credit} s, doubt {doubt}: kept as long as it may earn credit");
+                tokio::time::advance(TICK).await;
+                stream.on_tick(&mut sink).await;
+                assert_eq!(sink.begun, 1, "{credit} s, doubt {doubt}: rebuilt");
+                stream.on_tick(&mut sink).await;
+                assert_eq!(sink.begun, 1, "once");
+            }
+        }
+    }
 
     /// Case C09: live messages and replayed ones differ in what precedes the number.
     #[test]

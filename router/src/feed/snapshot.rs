@@ -141,6 +141,7 @@ impl Follower {
             return Outcome { changes: vec![Change::ForeignDomain], ..Outcome::labelled("foreign_domain") };
         }
         (self.epoch, self.seq, self.state) = (first.epoch, first.seq, State::Following);
+        self.older_in_a_row = 0;
         let deltas = pages.into_iter().flat_map(|page| page.envelope.deltas.into_iter().flatten()).collect();
         let mut outcome = Outcome::labelled("snapshot");
         outcome.changes.push(Change::Replaced {
@@ -150,7 +151,9 @@ impl Follower {
             status: first.status,
             page: first.page,
         });
-        for envelope in buffer {
+        // Messages of a life before the snapshot's say nothing, however many they are:
+        // they came before it did.
+        for envelope in buffer.into_iter().filter(|envelope| envelope.epoch >= first.epoch) {
             let next = self.message(envelope);
             outcome.changes.extend(next.changes);
             outcome.fetch = outcome.fetch.or(next.fetch);
@@ -296,6 +299,29 @@ mod tests {
         let outcome = follower.snapshot(snapshot(6, 1));
         assert_eq!((numbers(&outcome), outcome.fetch), (vec![1], None));
         assert!(follower.snapshot(snapshot(6, 1)).changes.is_empty(), "a second answer is not wanted");
+    }
+
+    #[test]
+    fn however_much_of_an_older_life_was_buffered_the_snapshot_stays() {
+        let mut follower = Follower::new(DOMAIN);
+        for seq in 1..=20 {
+            follower.message(message(5, seq, false));
+        }
+        follower.message(message(6, 2, false));
+        let outcome = follower.snapshot(snapshot(6, 1));
+        assert_eq!((numbers(&outcome), outcome.changes.len(), outcome.fetch), (vec![1, 2], 2, None));
+        assert_eq!(follower.message(message(5, 21, false)).label, "stale_epoch", "the first one that counts");
+        assert_eq!(follower.message(message(6, 3, false)).label, "applied");
+    }
+
+    #[test]
+    fn a_snapshot_that_comes_after_a_buffer_of_older_messages_alone_stays_too() {
+        let mut follower = Follower::new(DOMAIN);
+        for seq in 1..=20 {
+            follower.message(message(5, seq, false));
+        }
+        let outcome = follower.snapshot(snapshot(6, 1));
+        assert_eq!((numbers(&outcome), outcome.changes.len(), outcome.fetch), (vec![1], 1, None));
     }
 
     #[test]

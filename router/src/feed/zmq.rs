@@ -1,6 +1,7 @@
 //! The direct feed: one task per rank reads the engine's sockets.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvrouter_core::events::Delta;
 use kvrouter_core::events::envelope::Status;
@@ -67,6 +68,10 @@ impl Sink for Direct {
 
     fn unix_ms(&self) -> u64 {
         self.pool.clock.unix_ms()
+    }
+
+    fn credit_lasts(&self) -> Duration {
+        Duration::from_millis(self.pool.live.read().freshness.budget.0)
     }
 
     async fn snapshot_wanted(&mut self) {

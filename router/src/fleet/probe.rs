@@ -12,11 +12,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvrouter_core::trust::PrefixCaching;
 use kvrouter_crds::config::Engine;
+use kvrouter_crds::health::Problem;
 use serde_json::Value;
 
 use super::{ReadyReason, ServedModel, Worker, WorkerStatus};
 use crate::pool::Pool;
-use crate::proxy::upstream::Upstream;
+use crate::proxy::upstream::{ROUTER_EXHAUSTED, Upstream};
 
 /// Between two probes of one worker.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -33,18 +34,28 @@ const MAX_VERSION: usize = 128;
 /// Largest answer that is read: `/metrics` of a large engine is below 1 MiB.
 const MAX_ANSWER: usize = 4 << 20;
 
+/// What troubles of probing are listed as.
+const PROBES: &str = "probes";
+
 /// Probes `worker` for ever; dropped when it leaves.
 pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
     let mut failures = 0;
     let mut round = 0u64;
     loop {
-        let found = ask(&pool, &upstream, &worker).await;
+        let Ok(found) = ask(&pool, &upstream, &worker).await else {
+            // Nothing is known of the worker that was not known before.
+            exhausted(&pool);
+            tokio::time::sleep(INTERVAL).await;
+            continue;
+        };
+        pool.fleet.set_trouble(PROBES, None);
         failures = if found.reason == ReadyReason::Ok { 0 } else { failures + 1 };
         worker.missed_probes.store(failures, Ordering::Relaxed);
         let was_ready = worker.status().ready;
         // Before it can be picked: its page may keep it out.
         if found.ready && (!was_ready || round.is_multiple_of(READ_ENGINE_EVERY)) {
-            read_engine(&pool, &upstream, &worker, found.engine).await;
+            // One that could not be asked is as it was.
+            let _ = read_engine(&pool, &upstream, &worker, found.engine).await;
         }
         if found.ready || failures >= FAILURES || !was_ready {
             let turned = found.ready != was_ready;
@@ -56,6 +67,18 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
         }
         round += 1;
         tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// The router could not ask, for want of sockets, ports or memory.
+struct Exhausted;
+
+/// Says that workers cannot be asked.
+fn exhausted(pool: &Pool) {
+    let message = "the router has no sockets, ports or memory left to ask workers whether they can serve; raise its limit of open files, or run more replicas.";
+    let problem = Problem { reason: ROUTER_EXHAUSTED.to_owned(), worker: None, message: message.to_owned() };
+    if !pool.fleet.set_trouble(PROBES, Some(problem)) {
+        tracing::warn!(target: "kv_router::fleet", "unable to probe workers: no sockets, ports or memory left");
     }
 }
 
@@ -74,13 +97,13 @@ fn publish(worker: &Worker, found: WorkerStatus) {
 
 /// What the worker is now. What it serves is forgotten only when it says
 /// something else: a worker that does not answer has not lost its adapters.
-async fn ask(pool: &Pool, upstream: &Upstream, worker: &Worker) -> WorkerStatus {
+async fn ask(pool: &Pool, upstream: &Upstream, worker: &Worker) -> Result<WorkerStatus, Exhausted> {
     let mut status = WorkerStatus { ready: false, ..worker.status() };
-    let entries = match listed(get(upstream, worker, "/v1/models").await) {
+    let entries = match listed(get(upstream, worker, "/v1/models").await?) {
         Ok(entries) => entries,
         Err(reason) => {
             status.reason = reason;
-            return status;
+            return Ok(status);
         }
     };
     if worker.configured_engine == Engine::Auto {
@@ -93,14 +116,14 @@ async fn ask(pool: &Pool, upstream: &Upstream, worker: &Worker) -> WorkerStatus 
     } else if !status.models.iter().any(|model| model.name == *base) {
         ReadyReason::OtherModel
     } else if status.engine == Engine::VLLM
-        && get(upstream, worker, "/health").await.is_none_or(|(code, _)| code != 200)
+        && get(upstream, worker, "/health").await?.is_none_or(|(code, _)| code != 200)
     {
         ReadyReason::Unhealthy
     } else {
         ReadyReason::Ok
     };
     status.ready = status.reason == ReadyReason::Ok;
-    status
+    Ok(status)
 }
 
 /// The entries of an answer to `/v1/models`, or why there are none. An empty
@@ -132,15 +155,20 @@ fn served_model(entry: &Value) -> Option<ServedModel> {
 
 /// Reads page size, version and whether prefixes are kept, which change with a
 /// restart only.
-async fn read_engine(pool: &Pool, upstream: &Upstream, worker: &Worker, engine: Engine) {
+async fn read_engine(
+    pool: &Pool,
+    upstream: &Upstream,
+    worker: &Worker,
+    engine: Engine,
+) -> Result<(), Exhausted> {
     let (page, caching, version) = match engine {
         Engine::SGLang => {
-            let info = get(upstream, worker, "/server_info").await;
+            let info = get(upstream, worker, "/server_info").await?;
             (sglang_page(info.clone()), sglang_caching(info.clone()), version_in(info))
         }
         Engine::VLLM | Engine::ATOM | Engine::Auto => {
-            let metrics = get(upstream, worker, "/metrics").await;
-            let version = version_in(get(upstream, worker, "/version").await);
+            let metrics = get(upstream, worker, "/metrics").await?;
+            let version = version_in(get(upstream, worker, "/version").await?);
             (vllm_page(metrics.clone()), vllm_caching(metrics), version)
         }
     };
@@ -155,6 +183,7 @@ async fn read_engine(pool: &Pool, upstream: &Upstream, worker: &Worker, engine: 
         trust.set_reported_page_misfit(misfit);
         trust.set_prefix_caching(caching);
     }
+    Ok(())
 }
 
 /// The field `version`, which vLLM's `/version` and SGLang's `/server_info`
@@ -211,9 +240,13 @@ fn cache_config(answer: Option<(u16, Bytes)>, name: &str) -> Option<String> {
     value.split('"').next().map(str::to_owned)
 }
 
-async fn get(upstream: &Upstream, worker: &Worker, path: &str) -> Option<(u16, Bytes)> {
-    let answer = tokio::time::timeout(TIMEOUT, upstream.get(&worker.id, path, MAX_ANSWER)).await;
-    answer.ok()?.ok()
+/// What it answers; `None` where it does not.
+async fn get(upstream: &Upstream, worker: &Worker, path: &str) -> Result<Option<(u16, Bytes)>, Exhausted> {
+    match tokio::time::timeout(TIMEOUT, upstream.get(&worker.id, path, MAX_ANSWER)).await {
+        Ok(Err(error)) if error.is_local() => Err(Exhausted),
+        Ok(answer) => Ok(answer.ok()),
+        Err(_) => Ok(None),
+    }
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use super::headers;
 use super::pd::legs::Beside;
 use super::pd::usage::Rewriter;
 use super::sse::{Reader, Usage};
+use super::upstream::UpstreamError;
 use crate::pool::Pool;
 use crate::route::Routed;
 
@@ -121,6 +122,15 @@ impl Watch {
     pub fn fail(&mut self, reason: &'static str) {
         self.routed.lease.fail();
         self.note_failure(reason);
+    }
+
+    /// Nothing came of reaching the worker, which is its failure unless the router
+    /// itself lacked something.
+    pub fn broken(&mut self, error: &UpstreamError) {
+        match error.is_local() {
+            true => self.give_up(error.reason()),
+            false => self.fail(error.reason()),
+        }
     }
 
     /// It ends for a reason that is not its worker's.

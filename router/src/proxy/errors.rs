@@ -9,6 +9,7 @@ use kvrouter_core::ids::WorkerId;
 use serde_json::{Value, json};
 
 use super::pd::division::Indivisible;
+use super::upstream::ROUTER_EXHAUSTED;
 
 /// Why a request was not served.
 #[derive(Debug)]
@@ -113,6 +114,8 @@ pub enum ClientError {
         /// The limit.
         limit: Duration,
     },
+    /// The router lacks what a connection to a worker takes.
+    RouterExhausted,
     /// The router stops.
     ShuttingDown,
 }
@@ -132,7 +135,7 @@ impl ClientError {
             Self::UnknownModel { .. } => StatusCode::NOT_FOUND,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
-            Self::NoWorker | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoWorker | Self::ShuttingDown | Self::RouterExhausted => StatusCode::SERVICE_UNAVAILABLE,
             Self::ModelNotKnownYet { .. } | Self::BodiesOverloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::WorkerFailed { .. } => StatusCode::BAD_GATEWAY,
             Self::FirstByteTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
@@ -166,6 +169,7 @@ impl ClientError {
             Self::MakerOverloaded => "overloaded_maker",
             Self::WorkerFailed { .. } => "worker_failed",
             Self::FirstByteTimeout { .. } => "first_byte_timeout",
+            Self::RouterExhausted => ROUTER_EXHAUSTED,
             Self::ShuttingDown => "shutting_down",
         }
     }
@@ -245,6 +249,10 @@ impl ClientError {
                 "Worker {worker} sent nothing for {} s. Try again, or raise limits.firstByteTimeoutSeconds.",
                 limit.as_secs()
             ),
+            Self::RouterExhausted => {
+                "The router has no sockets, ports or memory left for a connection to a worker. Try again; if this stays, raise its limit of open files, or run more replicas."
+                    .to_owned()
+            }
             Self::ShuttingDown => "This router is stopping. Try again: another one will answer.".to_owned(),
         }
     }
@@ -281,7 +289,8 @@ mod tests {
     #[test]
     fn errors_that_pass_say_when_to_come_back() {
         let name = || "m".to_owned();
-        let cases: [(ClientError, u16, bool); 5] = [
+        let cases: [(ClientError, u16, bool); 6] = [
+            (ClientError::RouterExhausted, 503, true),
             (ClientError::ModelNotKnownYet { name: name(), silent: 1 }, 503, true),
             (ClientError::UnknownModel { name: name(), known: Vec::new() }, 404, false),
             (ClientError::BodiesOverloaded, 503, true),

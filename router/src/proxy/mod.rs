@@ -134,7 +134,7 @@ async fn readyz(State(app): State<App>) -> Response {
     if app.pool.is_ready() {
         return "ok".into_response();
     }
-    (http::StatusCode::SERVICE_UNAVAILABLE, app.pool.ready_reason()).into_response()
+    (http::StatusCode::SERVICE_UNAVAILABLE, app.pool.awaited().to_string()).into_response()
 }
 
 /// What probes found, not what workers say now: one odd worker cannot break it.
@@ -390,8 +390,11 @@ async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) 
     let (parts, body, first) = match answer {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => {
-            watch.fail(error.reason());
-            tracing::warn!(target: "kv_router::proxy", worker = %worker, error = %crate::chain(&error), "attempt failed before the first byte");
+            watch.broken(&error);
+            tracing::warn!(target: "kv_router::proxy", worker = %worker, reason = error.reason(), error = %crate::chain(&error), "attempt failed before the first byte");
+            if error.is_local() {
+                return Attempt::Answered(ClientError::RouterExhausted.into_response());
+            }
             let error = ClientError::WorkerFailed { worker: worker.clone(), reason: error.reason() };
             return Attempt::Failed { worker, error };
         }

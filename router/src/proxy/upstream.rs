@@ -49,16 +49,47 @@ pub enum UpstreamError {
     Unreadable,
 }
 
+/// The label of failures that are the router's own.
+pub const ROUTER_EXHAUSTED: &str = "router_exhausted";
+
 impl UpstreamError {
     /// Stable label for metrics and receipts.
     pub fn reason(&self) -> &'static str {
         match self {
+            Self::Send { .. } if self.is_local() => ROUTER_EXHAUSTED,
             Self::Send { source } if source.is_connect() => "connect",
             Self::Send { .. } => "broken_before_head",
             Self::Body { .. } => "broken_before_first_byte",
             Self::Unreadable => "unreadable",
         }
     }
+}
+
+impl UpstreamError {
+    /// Whether the router lacked what a connection takes, so that it says nothing of
+    /// the worker.
+    pub fn is_local(&self) -> bool {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
+        while let Some(error) = cause {
+            if error.downcast_ref::<std::io::Error>().is_some_and(is_exhaustion) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+}
+
+/// Files, ports, buffers or memory ran out on this side. By number, because most of
+/// them have no kind.
+fn is_exhaustion(error: &std::io::Error) -> bool {
+    const ENOMEM: i32 = 12;
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    const EADDRNOTAVAIL: i32 = 99;
+    const ENOBUFS: i32 = 105;
+    let numbers = [ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL, ENOBUFS];
+    error.raw_os_error().is_some_and(|number| numbers.contains(&number))
 }
 
 impl Upstream {
@@ -117,5 +148,38 @@ impl Upstream {
         let status = answer.status().as_u16();
         let body = Limited::new(answer.into_body(), limit).collect().await;
         Ok((status, body.map_err(|_| UpstreamError::Unreadable)?.to_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_router_lacks_is_not_the_workers_fault() {
+        for (number, local) in [
+            (12, true),
+            (23, true),
+            (24, true),
+            (99, true),
+            (105, true),
+            (104, false), // ECONNRESET
+            (110, false), // ETIMEDOUT
+            (111, false), // ECONNREFUSED
+            (113, false), // EHOSTUNREACH
+        ] {
+            let error = std::io::Error::from_raw_os_error(number);
+            assert_eq!(is_exhaustion(&error), local, "{error}");
+        }
+        assert!(!is_exhaustion(&std::io::Error::other("no number")));
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_is_the_workers() {
+        let upstream = Upstream::new(Duration::from_secs(5));
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let worker = WorkerId::new(nobody.expect("a free port").to_string());
+        let error = upstream.get(&worker, "/", 1).await.expect_err("nobody listens");
+        assert_eq!((error.reason(), error.is_local()), ("connect", false));
     }
 }

@@ -92,6 +92,9 @@ pub struct Config {
     /// Base port of the replay sockets, 0 for free ports, or `off`.
     #[arg(long, default_value = "0")]
     pub replay_port: EventPort,
+    /// Batches that a replay can return: the engines' `buffer_steps`.
+    #[arg(long, default_value_t = 10_000)]
+    pub replay_batches: usize,
     /// Topic frame of the events.
     #[arg(long, default_value = "")]
     pub topic: String,

@@ -162,7 +162,8 @@ async fn start_ranks(
                 ports.replay.push(replay.local_addr().map_err(listen_error("replay"))?);
             }
             let topic = Bytes::from(config.topic.clone());
-            let (handle, task) = Publisher::start(listeners, topic, config.wire.replay_has_topic()).await?;
+            let has_topic = config.wire.replay_has_topic();
+            let (handle, task) = Publisher::start(listeners, topic, has_topic, config.replay_batches).await?;
             tasks.spawn(task);
             publisher = Some(handle);
         }

@@ -6,13 +6,13 @@
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 
-/// Batches a replay can return: the engines' default `buffer_steps`.
-const BUFFER_STEPS: usize = 10_000;
 /// Batches that wait for the socket: the engines' default `max_queue_size`.
 const MAX_QUEUE_SIZE: usize = 100_000;
 /// The end of a replay, where the sequence number stands in other replies.
@@ -24,6 +24,8 @@ const REBIND_ATTEMPTS: u32 = 50;
 #[derive(Clone, Debug)]
 pub(crate) struct Publisher {
     commands: mpsc::Sender<Command>,
+    /// Batches sent in replays so far.
+    replayed: Arc<AtomicU64>,
 }
 
 /// Sockets of one rank, bound and ready.
@@ -46,15 +48,24 @@ struct Sockets {
 
 impl Publisher {
     /// Starts the task. `topic` is the first frame; `replay_has_topic` selects the framing of
-    /// replies.
+    /// replies, of which there are `replay_batches` at most.
     pub(crate) async fn start(
         listeners: Listeners,
         topic: Bytes,
         replay_has_topic: bool,
+        replay_batches: usize,
     ) -> Result<(Self, impl Future<Output = ()> + Send + 'static), ZmqError> {
         let sockets = Sockets::adopt(listeners).await?;
         let (commands, receiver) = mpsc::channel(MAX_QUEUE_SIZE);
-        Ok((Self { commands }, serve(sockets, receiver, topic, replay_has_topic)))
+        let replayed = Arc::new(AtomicU64::new(0));
+        let kept = replay_batches;
+        let serving = serve(sockets, receiver, topic, replay_has_topic, kept, Arc::clone(&replayed));
+        Ok((Self { commands, replayed }, serving))
+    }
+
+    /// Batches sent in replays so far, in all lives.
+    pub(crate) fn replayed(&self) -> u64 {
+        self.replayed.load(Ordering::Relaxed)
     }
 
     /// Sends a batch, or only remembers it for replays when it is to be lost on the way.
@@ -119,6 +130,8 @@ async fn serve(
     mut commands: mpsc::Receiver<Command>,
     topic: Bytes,
     replay_has_topic: bool,
+    replay_batches: usize,
+    replayed: Arc<AtomicU64>,
 ) {
     let mut buffer: VecDeque<(u64, Bytes)> = VecDeque::new();
     loop {
@@ -132,10 +145,10 @@ async fn serve(
             command = commands.recv() => match command {
                 None => return,
                 Some(Command::Batch { seq, payload, lost }) => {
-                    if buffer.len() == BUFFER_STEPS {
+                    buffer.push_back((seq, payload.clone()));
+                    if buffer.len() > replay_batches {
                         buffer.pop_front();
                     }
-                    buffer.push_back((seq, payload.clone()));
                     if !lost {
                         let frames = vec![topic.clone(), seq_frame(seq), payload];
                         send(&mut sockets.events, frames).await;
@@ -152,7 +165,8 @@ async fn serve(
             request = request => {
                 if let (Ok(request), Some((socket, _))) = (request, &mut sockets.replay) {
                     let topic = replay_has_topic.then_some(&topic);
-                    replay(socket, &request.into_vec(), &buffer, topic).await;
+                    let sent = replay(socket, &request.into_vec(), &buffer, topic).await;
+                    replayed.fetch_add(sent, Ordering::Relaxed);
                 }
             }
         }
@@ -160,15 +174,15 @@ async fn serve(
 }
 
 /// Answers `[identity, "", first seq]` with every later batch and an end marker. Requests of
-/// another shape are ignored, as in the engines.
+/// another shape are ignored, as in the engines. How many batches it was.
 async fn replay(
     socket: &mut RouterSocket,
     request: &[Bytes],
     buffer: &VecDeque<(u64, Bytes)>,
     topic: Option<&Bytes>,
-) {
-    let [identity, _, first] = request else { return };
-    let Ok(first) = <[u8; 8]>::try_from(first.as_ref()) else { return };
+) -> u64 {
+    let [identity, _, first] = request else { return 0 };
+    let Ok(first) = <[u8; 8]>::try_from(first.as_ref()) else { return 0 };
     let first = u64::from_be_bytes(first);
     let reply = |topic: Option<Bytes>, seq: Bytes, payload: Bytes| {
         let mut frames = vec![identity.clone(), Bytes::new()];
@@ -176,12 +190,15 @@ async fn replay(
         frames.extend([seq, payload]);
         frames
     };
+    let mut sent = 0;
     for (seq, payload) in buffer.iter().filter(|(seq, _)| *seq >= first) {
+        sent += 1;
         send(socket, reply(topic.cloned(), seq_frame(*seq), payload.clone())).await;
     }
     // The engines leave the end marker's topic empty.
     let end = reply(topic.map(|_| Bytes::new()), Bytes::from_static(&END_OF_REPLAY), Bytes::new());
     send(socket, end).await;
+    sent
 }
 
 async fn send(socket: &mut impl SocketSend, frames: Vec<Bytes>) {

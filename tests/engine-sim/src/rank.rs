@@ -77,6 +77,8 @@ pub(crate) struct Snapshot {
     pub(crate) waiting_uncached_tokens: usize,
     pub(crate) usage: Usage,
     pub(crate) counters: Counters,
+    /// Batches that replays returned.
+    pub(crate) replayed: u64,
 }
 
 /// A rank, shared by its task and the HTTP handlers.
@@ -99,6 +101,8 @@ struct State {
     next_seq: u64,
     stall_until: Option<Instant>,
     drop_batches: u32,
+    /// Events wait for their end.
+    held: bool,
     page_size_lie: Option<u64>,
     /// What of a hit the engine reports to have used, in percent.
     hit_percent: usize,
@@ -142,6 +146,7 @@ impl Rank {
             next_seq: 0,
             stall_until: None,
             drop_batches: 0,
+            held: false,
             page_size_lie: None,
             hit_percent: 100,
         };
@@ -209,6 +214,7 @@ impl Rank {
             waiting_uncached_tokens: state.waiting.iter().map(uncached).sum(),
             usage: state.cache.usage(),
             counters: state.counters,
+            replayed: state.publisher.as_ref().map_or(0, Publisher::replayed),
         }
     }
 
@@ -223,6 +229,7 @@ impl Rank {
         state.next_seq = 0;
         state.stall_until = None;
         state.drop_batches = 0;
+        state.held = false;
         if let Some(publisher) = &state.publisher {
             publisher.restart();
         }
@@ -235,6 +242,13 @@ impl Rank {
 
     pub(crate) fn drop_batches(&self, count: u32) {
         self.state.lock().drop_batches = count;
+    }
+
+    /// Tells nothing from now on, or all that waited and everything that comes.
+    pub(crate) fn hold_events(&self, held: bool) {
+        let mut state = self.state.lock();
+        state.held = held;
+        state.publish_events();
     }
 
     /// Events report this block size; none tells the truth.
@@ -442,6 +456,9 @@ impl State {
     }
 
     fn publish_events(&mut self) {
+        if self.held {
+            return;
+        }
         let mut events = self.cache.take_events();
         if events.is_empty() || self.publisher.is_none() {
             return;

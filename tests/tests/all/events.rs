@@ -3,7 +3,7 @@
 use engine_sim::{EngineSim, Wire};
 use serde_json::json;
 
-use crate::harness::{Router, Setup, chat_directly, engine, entry, fault, id, long, until};
+use crate::harness::{Router, Setup, chat_directly, engine, entry, fault, id, long, total, until};
 
 /// Cases C01, K20: the loss is seen by its number, and repaired.
 #[tokio::test]
@@ -233,4 +233,142 @@ async fn a_reconnection_without_replay_puts_the_view_in_doubt() {
         (view["block_count"] == 0 || view["ranks"][0]["trust"] == "unsound").then_some(())
     })
     .await;
+}
+
+/// Case C01: a loss that nothing replays is named, spends the budget, and is then rebuilt.
+#[tokio::test]
+async fn a_loss_that_cannot_be_replayed_ends_credit_and_is_rebuilt() {
+    let lossy = engine(|_| {}).await;
+    let setup = Setup::of(vec![entry(&lossy, false)])
+        .events_only()
+        .more("freshness: {budgetSeconds: 3, fallback: Load}");
+    let router = Router::start(setup).await;
+    chat_directly(&lossy, &long(1), None).await;
+    router.agrees_with(&lossy).await;
+    let before = epoch(&router, &lossy).await;
+    fault(&lossy, json!({"drop_events": 1})).await;
+    chat_directly(&lossy, &long(2), None).await;
+    chat_directly(&lossy, &long(3), None).await;
+    let rank = async || router.view(&id(&lossy)).await["ranks"][0].clone();
+    until("it is named", async || (rank().await["reason"] == "gap").then_some(())).await;
+    assert!(router.has_problem("gap", Some(&id(&lossy))).await);
+    assert_eq!(rank().await["trust"], "unsound");
+    let chat = router.chat(&long(1), 1).await;
+    assert!(chat.predicted() > 100, "within the budget it counts: {}", chat.receipt);
+    until("the budget is spent", async || (rank().await["credited"] == false).then_some(())).await;
+    let chat = router.chat(&long(1), 1).await;
+    assert_eq!(chat.predicted(), 0, "{}", chat.receipt);
+    assert_eq!(epoch(&router, &lossy).await, before, "the view is still there");
+    until("it is rebuilt", async || (epoch(&router, &lossy).await > before).then_some(())).await;
+    chat_directly(&lossy, &long(4), None).await;
+    until("the new view earns credit", async || {
+        let rank = rank().await;
+        (rank["credited"] == true && rank["trust"] == "incomplete" && rank["block_count"] != 0).then_some(())
+    })
+    .await;
+    for (number, claims) in [(4, true), (2, false)] {
+        let chat = router.chat(&long(number), 1).await;
+        assert_eq!(chat.predicted() > 100, claims, "{number}: {}", chat.receipt);
+        assert!(chat.predicted() <= chat.cached, "{number}: {}", chat.receipt);
+    }
+}
+
+/// An engine whose publisher hangs is named, and loses its credit, until it tells again.
+#[tokio::test]
+async fn an_engine_that_stops_telling_of_stores_is_named() {
+    let mute = engine(|_| {}).await;
+    let setup = Setup::zmq(&[&mute]).events_only().more("freshness: {budgetSeconds: 3, fallback: Load}");
+    let router = Router::start(setup).await;
+    router.chat(&long(1), 1).await;
+    router.agrees_with(&mute).await;
+    fault(&mute, json!({"hold_events": true})).await;
+    let rank = async || router.view(&id(&mute)).await["ranks"][0].clone();
+    let mut number = 1;
+    until("it is named", async || {
+        number += 1;
+        router.chat(&long(number), 1).await;
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        (rank().await["reason"] == "stalled").then_some(())
+    })
+    .await;
+    assert!(number > 16, "{number}");
+    assert!(router.has_problem("stalled", Some(&id(&mute))).await);
+    until("its credit ends", async || (rank().await["credited"] == false).then_some(())).await;
+    fault(&mute, json!({"hold_events": false})).await;
+    router.agrees_with(&mute).await;
+    router.is_well().await;
+    let chat = router.chat(&long(number), 1).await;
+    assert!(chat.cached > 100 && chat.predicted() == chat.cached, "{}", chat.receipt);
+}
+
+/// Case G09: an engine whose event port nobody listens on.
+#[tokio::test]
+async fn an_engine_without_events_is_named_within_ten_seconds() {
+    let only = engine(|_| {}).await;
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let entry = format!("{{url: \"http://{}\", kvEvents: {{endpoint: \"tcp://{closed}\"}}}}", id(&only));
+    let started = tokio::time::Instant::now();
+    let router = Router::start_cold(Setup::of(vec![entry])).await;
+    until("the report names it", async || {
+        let unheard = router.has_problem("nothing_heard", Some(&id(&only))).await;
+        (unheard || router.has_problem("engine_unreachable", Some(&id(&only))).await).then_some(())
+    })
+    .await;
+    let unheard = router.metric("kvrouter_target_trust", "nothing_heard").await
+        + router.metric("kvrouter_target_trust", "engine_unreachable").await;
+    assert_eq!(unheard, 1.0);
+    assert!(router.metric("kvrouter_event_messages_total", "\"connect\"").await > 0.0);
+    assert!(started.elapsed() < std::time::Duration::from_secs(10));
+    // Requests are served meanwhile, by history and load.
+    router.chat(&long(1), 1).await;
+}
+
+/// Case G05: one lost message costs a replay from the last one known, not of the whole history.
+#[tokio::test]
+async fn a_lost_message_is_asked_for_from_the_last_one_known() {
+    let lossy = engine(|_| {}).await;
+    let router = Router::start(Setup::zmq(&[&lossy])).await;
+    for number in 1..=40 {
+        chat_directly(&lossy, &long(number), None).await;
+    }
+    router.agrees_with(&lossy).await;
+    let (history, before) = (total(&lossy, "seq").await, total(&lossy, "replayed_total").await);
+    fault(&lossy, json!({"drop_events": 1})).await;
+    chat_directly(&lossy, &long(41), None).await;
+    chat_directly(&lossy, &long(42), None).await;
+    router.agrees_with(&lossy).await;
+    let replayed = total(&lossy, "replayed_total").await - before;
+    // The last one known, what is new, and some looks while nothing comes.
+    assert!(history >= 40 && (3..12).contains(&replayed), "{replayed} of {history} were replayed");
+}
+
+/// Case K34b: a router that starts beside an engine whose replay buffer no longer reaches the
+/// beginning. What hangs below lost blocks is counted and named, and never a false hit.
+#[tokio::test]
+async fn a_router_that_starts_beside_a_buffer_that_rolled_over_claims_too_little() {
+    let warm = engine(|config| config.replay_batches = 3).await;
+    for number in 1..=6 {
+        chat_directly(&warm, &long(number), None).await;
+    }
+    assert!(total(&warm, "seq").await > 6, "the buffer has rolled over");
+    let router = Router::start(Setup::zmq(&[&warm]).events_only().more("freshness: {fallback: Load}")).await;
+    until("the report names it", async || {
+        router.has_problem("stores_missing", Some(&id(&warm))).await.then_some(())
+    })
+    .await;
+    let first = router.chat(&long(1), 1).await;
+    assert!(first.cached > 100 && first.predicted() == 0, "{}", first.receipt);
+    let last = router.chat(&long(6), 1).await;
+    assert!(last.predicted() <= last.cached, "{}", last.receipt);
+    // Another turn goes on from blocks that the router never heard of.
+    let mut turns = long(1);
+    turns.as_array_mut().unwrap().push(json!({"role": "assistant", "content": "yes"}));
+    turns.as_array_mut().unwrap().push(json!({"role": "user", "content": crate::harness::text(77, 60)}));
+    router.chat(&turns, 1).await;
+    until("orphans are counted", async || {
+        (router.metric("kvrouter_event_messages_total", "\"orphan\"").await > 0.0).then_some(())
+    })
+    .await;
+    let chat = router.chat(&turns, 1).await;
+    assert!(chat.cached > 200 && chat.predicted() == 0, "not chained from the root: {}", chat.receipt);
 }

@@ -177,7 +177,7 @@ async fn a_broker_that_dies_is_named_and_recovered_from() {
     assert_eq!(chat.cached, chat.predicted());
 }
 
-/// No broker at all when the router starts: it serves by history and load, and says so.
+/// No broker at all when the router starts: it serves by history and load, and says so. Case C22.
 #[tokio::test]
 async fn a_router_without_a_broker_serves_by_history() {
     let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
@@ -190,6 +190,12 @@ async fn a_router_without_a_broker_serves_by_history() {
     })
     .await;
     assert!(router.has_problem("broker_disconnected", None).await);
+    // It says how many views it waits for, and not for ever.
+    let answer = router.get("/readyz").await;
+    assert_eq!((answer.status, &*answer.text()), (503, "views_pending 0/2"));
+    until("it gives up waiting", async || (router.get("/readyz").await.status == 200).then_some(())).await;
+    let report = router.report().await;
+    assert_eq!((&report["ready"], &report["readyReason"]), (&json!(true), &json!("views_pending")));
     let first = router.chat(&long(1), 2).await;
     let second = router.chat(&long(1), 2).await;
     assert_eq!(second.worker(), first.worker());

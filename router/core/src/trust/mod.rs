@@ -104,6 +104,9 @@ pub enum Reason {
     PrefixCachingOff,
     /// The engine finished many prompts and has never stored a block.
     NothingStored,
+    /// It finished many prompts whose blocks it did not hold before, and told of
+    /// no store meanwhile.
+    Stalled,
 }
 
 impl State {
@@ -140,6 +143,7 @@ impl Reason {
             Self::RenderDiverged => "render_diverged",
             Self::PrefixCachingOff => "prefix_caching_off",
             Self::NothingStored => "nothing_stored",
+            Self::Stalled => "stalled",
         }
     }
 }
@@ -188,6 +192,10 @@ impl Default for Freshness {
 /// its silence about blocks means that it keeps none. One prompt can end before
 /// its block is stored; sixteen in a row do not.
 const STORELESS_PROMPTS: u64 = 16;
+/// And for how long such prompts must have ended without a store before an engine
+/// that stored blocks counts as stalled: events may come late by seconds, all of
+/// them at once.
+const STALLED_AFTER: Millis = Millis::from_secs(10);
 
 /// The trust in one target's view.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -207,6 +215,13 @@ pub struct Trust {
     stored: bool,
     /// Prompts finished since the sync without any block stored.
     storeless: u64,
+    /// Number of the last message that told of stores.
+    last_store: u64,
+    /// Prompts since then that must have stored blocks, and when the first ended.
+    unstored: u64,
+    unstored_since: Option<Tick>,
+    /// They are so many, over so long, that its publishing must have stopped.
+    stalled: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -240,7 +255,7 @@ impl Trust {
         }
         (self.epoch, self.seq, self.status) = (epoch, seq, status);
         // A bridge that lost its engine goes on talking; that proves nothing.
-        if !status.disconnected && !status.unsound && !self.gap {
+        if !status.disconnected && !status.unsound && !self.gap && !self.stalled {
             self.last_proof = Some(now);
         }
     }
@@ -274,6 +289,11 @@ impl Trust {
         self.parity = parity;
     }
 
+    /// Whether the worker renders prompts as the router does.
+    pub fn parity(&self) -> Parity {
+        self.parity
+    }
+
     /// Whether the engine reports that it keeps prefixes.
     pub fn set_prefix_caching(&mut self, caching: PrefixCaching) {
         self.caching = caching;
@@ -281,7 +301,21 @@ impl Trust {
 
     /// The engine told of blocks that it holds.
     pub fn stores_seen(&mut self) {
-        (self.stored, self.storeless) = (true, 0);
+        (self.stored, self.storeless, self.last_store) = (true, 0, self.seq);
+        (self.unstored, self.unstored_since, self.stalled) = (0, None, false);
+    }
+
+    /// The engine finished a prompt of which the view lacked blocks, as of message
+    /// `seq` of `epoch`, and which it must have computed and stored.
+    pub fn prompt_unstored(&mut self, now: Tick, epoch: Epoch, seq: u64) {
+        // Only an exact view knows what the engine lacked. What was stored after the
+        // pick may be this very prompt, of a sibling.
+        if (epoch, self.settled().0) != (self.epoch, State::Exact) || self.last_store > seq {
+            return;
+        }
+        let since = *self.unstored_since.get_or_insert(now);
+        self.unstored = self.unstored.saturating_add(1);
+        self.stalled = self.unstored >= STORELESS_PROMPTS && now.since(since) >= STALLED_AFTER;
     }
 
     /// The engine finished a prompt of at least one block.
@@ -337,6 +371,9 @@ impl Trust {
         }
         if self.status.disconnected {
             return (State::Unsound, Reason::EngineUnreachable);
+        }
+        if self.stalled {
+            return (State::Unsound, Reason::Stalled);
         }
         if self.storeless >= STORELESS_PROMPTS && self.caching != PrefixCaching::On {
             return (State::NoCache, Reason::NothingStored);
@@ -491,6 +528,48 @@ mod tests {
         says_on.set_prefix_caching(PrefixCaching::On);
         finish(&mut says_on, 99);
         check("it says that it keeps them", &says_on, 1_000, (State::Exact, Reason::Ok, true));
+    }
+
+    /// So many prompts that must have stored blocks, a second apart.
+    fn leave_unstored(trust: &mut Trust, from: u64, count: u64) {
+        (0..count).for_each(|at| trust.prompt_unstored(Tick(from + at * 1_000), EPOCH, 4));
+    }
+
+    #[test]
+    fn an_engine_that_stops_telling_of_stores_is_named_and_spends_its_budget() {
+        let mut trust = synced(Status::default());
+        trust.stores_seen();
+        leave_unstored(&mut trust, 1_000, STORELESS_PROMPTS - 1);
+        trust.heard(Tick(16_000), EPOCH, 4, Status::default());
+        check("not enough to tell", &trust, 16_000, (State::Exact, Reason::Ok, true));
+        leave_unstored(&mut trust, 16_000, 1);
+        trust.heard(Tick(17_000), EPOCH, 4, Status::default());
+        check("enough", &trust, 17_000, (State::Unsound, Reason::Stalled, true));
+        check("heartbeats prove nothing now", &trust, 26_001, (State::Unsound, Reason::Stalled, false));
+        trust.heard(Tick(27_000), EPOCH, 5, Status::default());
+        trust.stores_seen();
+        trust.heard(Tick(28_000), EPOCH, 5, Status::default());
+        check("it tells again", &trust, 28_000, (State::Exact, Reason::Ok, true));
+    }
+
+    #[test]
+    fn a_prompt_is_no_sign_of_a_stall_if_its_store_may_have_come_or_the_view_lacks_something() {
+        let counted = |trust: &Trust| trust.unstored > 0;
+        let mut trust = synced(Status::default());
+        trust.heard(Tick(1_000), EPOCH, 5, Status::default());
+        trust.stores_seen();
+        trust.prompt_unstored(Tick(2_000), EPOCH, 4);
+        assert!(!counted(&trust), "a store came after the pick");
+        trust.prompt_unstored(Tick(2_000), Epoch(4), 5);
+        assert!(!counted(&trust), "picked in another life");
+        trust.prompt_unstored(Tick(2_000), EPOCH, 5);
+        assert!(counted(&trust));
+        let mut incomplete = synced(Status { incomplete: true, ..Status::default() });
+        incomplete.prompt_unstored(Tick(2_000), EPOCH, 4);
+        assert!(!counted(&incomplete), "the engine may hold what the view lacks");
+        let mut burst = synced(Status::default());
+        (0..99).for_each(|_| burst.prompt_unstored(Tick(2_000), EPOCH, 4));
+        check("events may be late", &burst, 2_000, (State::Exact, Reason::Ok, true));
     }
 
     #[test]

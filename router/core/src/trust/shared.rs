@@ -241,8 +241,8 @@ const REASONS: [Reason; 16] = [
     Reason::RenderDiverged,
     Reason::PrefixCachingOff,
     Reason::NothingStored,
-    Reason::NothingStored,
-    Reason::NothingStored,
+    Reason::Stalled,
+    Reason::Stalled,
 ];
 
 /// [`Trust`] that many threads share.
@@ -305,6 +305,12 @@ impl SharedTrust {
         }
     }
 
+    /// The share of its hits that counts: what comparisons with engines' own reports
+    /// say of a hybrid view, else all.
+    pub fn credit(&self) -> Share {
+        Share::of_thousandths(self.credit.load(Ordering::Relaxed))
+    }
+
     /// Lets that share of its hits count.
     pub fn set_credit(&self, share: Share) {
         self.credit.store(share.thousandths(), Ordering::Relaxed);
@@ -358,7 +364,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn what_is_published_is_what_was_told(
-            facts in proptest::collection::vec((0u8..13, 0u64..99_999), 0..30), now in 0u64..200_000
+            facts in proptest::collection::vec((0u8..14, 0u64..99_999), 0..30), now in 0u64..200_000
         ) {
             let shared = SharedTrust::default();
             let mut plain = Trust::default();
@@ -376,6 +382,7 @@ mod tests {
                         [PrefixCaching::Unknown, PrefixCaching::On, PrefixCaching::Off][(value % 3) as usize],
                     ),
                     9 => trust.stores_seen(),
+                    10 => (0..20).for_each(|_| trust.prompt_unstored(Tick(value), trust.epoch, trust.seq)),
                     _ => (0..value % 9).for_each(|_| trust.prompt_finished()),
                 };
                 tell(&mut plain);
@@ -393,8 +400,8 @@ mod tests {
     #[test]
     fn numbers_of_states_and_reasons_are_those_of_their_declaration() {
         assert!(STATES.iter().enumerate().all(|(number, state)| *state as usize == number));
-        assert!(REASONS.iter().take(14).enumerate().all(|(number, reason)| *reason as usize == number));
-        assert_eq!(Reason::NothingStored as usize, 13, "the last one");
+        assert!(REASONS.iter().take(15).enumerate().all(|(number, reason)| *reason as usize == number));
+        assert_eq!(Reason::Stalled as usize, 14, "the last one");
     }
 
     /// Readers never see one half of a change and one of another.

@@ -20,7 +20,7 @@ use super::{Continued, Run};
 use crate::proxy::answer::{self, Companion, Watch};
 use crate::proxy::errors::ClientError;
 use crate::proxy::sse::Reader;
-use crate::proxy::upstream::UpstreamError;
+use crate::proxy::upstream::{ROUTER_EXHAUSTED, UpstreamError};
 use crate::proxy::{App, Attempt, FirstByte, first_byte, headers};
 
 /// Largest prefill answer that is read for what decode needs: block ids of a
@@ -184,7 +184,7 @@ fn decoded(
     let (parts, body, first) = match answer {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => {
-            watch.fail(error.reason());
+            watch.broken(&error);
             companion.stop("decode_failed");
             tracing::warn!(target: "kv_router::proxy", worker = %worker, error = %crate::chain(&error), "decode failed before the first byte");
             return failed(worker, error.reason());
@@ -226,7 +226,11 @@ fn ended_badly(run: &Run<'_>, worker: WorkerId, end: End) -> Attempt {
     }
 }
 
+/// Another pair may do better, unless it is the router that failed.
 fn failed(worker: WorkerId, reason: &'static str) -> Attempt {
+    if reason == ROUTER_EXHAUSTED {
+        return refused(ClientError::RouterExhausted);
+    }
     Attempt::Failed { error: ClientError::WorkerFailed { worker: worker.clone(), reason }, worker }
 }
 
@@ -251,7 +255,7 @@ async fn leg(
     let (parts, body, cached) = match exchanged {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => {
-            watch.fail(error.reason());
+            watch.broken(&error);
             tracing::warn!(target: "kv_router::proxy", worker = %watch.routed().worker.id, error = %crate::chain(&error), "prefill failed");
             return End::Failed { reason: error.reason() };
         }

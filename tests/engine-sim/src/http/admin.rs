@@ -36,6 +36,7 @@ struct FaultRequest {
     /// Restricts event and scheduler faults to one rank.
     rank: Option<usize>,
     drop_events: Option<u32>,
+    hold_events: Option<bool>,
     #[serde(default)]
     restart: bool,
     stall_ms: Option<u64>,
@@ -155,6 +156,9 @@ fn apply_to_rank(rank: &Rank, request: &FaultRequest) {
     if let Some(count) = request.drop_events {
         rank.drop_batches(count);
     }
+    if let Some(held) = request.hold_events {
+        rank.hold_events(held);
+    }
     if let Some(time) = request.stall_ms {
         rank.stall(Duration::from_millis(time.min(MAX_STALL_MS)));
     }
@@ -203,6 +207,7 @@ pub(super) async fn state(State(engine): State<Arc<Engine>>) -> Response {
             "rank": index,
             "epoch": snapshot.epoch,
             "seq": snapshot.next_seq,
+            "replayed_total": snapshot.replayed,
             "cached_pages": snapshot.usage.cached,
             "pinned_pages": snapshot.usage.pinned,
             "capacity_pages": snapshot.usage.capacity,
