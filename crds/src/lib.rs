@@ -8,6 +8,7 @@
 pub mod conditions;
 pub mod config;
 pub mod health;
+pub mod pages;
 pub mod pool;
 pub mod router;
 

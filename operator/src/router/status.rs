@@ -17,13 +17,10 @@ use super::build::{Desired, selector};
 use super::observe::Observed;
 use super::trouble::{Trouble, trouble};
 use super::validate::Invalid;
-use super::{hearing, settings};
-use crate::facts::{self, is_finished, is_terminating};
+use super::{applied, hearing, index, pairs, prompts, reports};
+use crate::facts::{self, PAUSED_ANNOTATION, is_finished, is_paused, is_terminating};
 use crate::hysteresis::{Memory, Outcome, Pace, Pass, Seen};
 use crate::verdict;
-
-/// Annotation of either kind that stops every write but status.
-pub const PAUSED_ANNOTATION: &str = "kvrouter.dev/paused";
 
 /// Everything from which a router's status follows.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +88,7 @@ fn living_pods(observed: &Observed) -> BTreeSet<String> {
     let routers = observed.pods.iter().filter(|pod| !is_terminating(&pod.pod));
     let mut pods: BTreeSet<String> = routers.clone().map(|pod| facts::name(&pod.pod).to_owned()).collect();
     for report in routers.filter_map(|pod| pod.fresh_report(observed.now)) {
-        pods.extend(report.workers.iter().map(|worker| hearing::subject(worker).to_owned()));
+        pods.extend(report.workers.iter().map(|worker| reports::subject(worker).to_owned()));
     }
     pods
 }
@@ -153,13 +150,6 @@ fn sentence(trouble: &Trouble) -> String {
         trouble.pod,
         trouble.message.trim_end_matches(['.', ';', ' '])
     )
-}
-
-fn is_paused(router: &KvRouter) -> bool {
-    let annotations = router.metadata.annotations.as_ref();
-    annotations
-        .and_then(|annotations| annotations.get(PAUSED_ANNOTATION))
-        .is_some_and(|value| value == "true")
 }
 
 fn condition_of<'a>(deployment: &'a Deployment, type_: &str) -> Option<&'a DeploymentCondition> {
@@ -300,10 +290,10 @@ fn reported(input: &Input<'_>, troubles: &[Trouble]) -> [Seen; 5] {
     };
     let (pods, now) = (&observed.pods, observed.now);
     [
-        settings::config_applied(desired, name, &router.spec, pods, troubles, now),
-        settings::tokenizer(&pool.spec, &router.spec, name, pods, now),
-        settings::rendering(&pool.spec, name, pods, now),
-        settings::index(&pool.spec, name, pods, now),
+        applied::config_applied(desired, name, &router.spec, pods, troubles, now),
+        prompts::tokenizer(&pool.spec, &router.spec, name, pods, now),
+        prompts::rendering(&pool.spec, name, pods, now),
+        index::index(&pool.spec, name, pods, now),
         hearing::events(pool.spec.kv_events.transport, name, pods, now),
     ]
 }
@@ -315,9 +305,8 @@ fn degraded(input: &Input<'_>, conditions: &[Condition]) -> Seen {
     let type_ = ConditionType::Degraded;
     let Input { router, observed, .. } = *input;
     let name = router.metadata.name.as_deref().unwrap_or_default();
-    let pool = observed.pool.as_deref().filter(|_| input.verdict.is_ok());
-    if let Some(seen) = pool.and_then(|pool| settings::pairs(&pool.spec, name, &observed.pods, observed.now))
-    {
+    let wanted = input.verdict.ok().and_then(|_| pairs::pairs(name, &observed.pods, observed.now));
+    if let Some(seen) = wanted {
         return seen;
     }
     let is_settled = |condition: &&Condition| {
