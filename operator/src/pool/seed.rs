@@ -92,6 +92,17 @@ fn judge(
         );
         return (Finding::unknown(Reason::NoPods, message), BTreeSet::new());
     }
+    if !random.is_empty() && !default.is_empty() {
+        let message = format!(
+            "vLLM 0.29 and later have a fixed seed of their own, here in {}, and earlier releases another one in each \
+             process, here in {}; {}",
+            names(default.iter().copied()),
+            names(random.iter().copied()),
+            remedy(spec)
+        );
+        let finding = in_progress(workloads).unwrap_or(Finding::fails(Reason::SeedDiffers, message));
+        return (finding, owned(&random));
+    }
     if !random.is_empty() {
         let message = format!(
             "PYTHONHASHSEED is not set to a number in {}; {}",

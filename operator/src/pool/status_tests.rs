@@ -365,6 +365,13 @@ fn the_seed_is_judged_by_the_pods_that_run() {
         &["b (00)"],
     );
     check_seed(
+        "case K27: two releases of vLLM, both without a seed",
+        plain(&["a", "b"]),
+        &[version("a", "vllm", "0.28.0"), version("b", "vllm", "0.29.0")],
+        ("False", "SeedDiffers"),
+        &["their own, here in b,", "each process, here in a;"],
+    );
+    check_seed(
         "not needed",
         plain(&["a"]),
         &[version("a", "sglang", "0.5.20")],

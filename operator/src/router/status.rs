@@ -13,8 +13,9 @@ use kvrouter_crds::conditions::{ConditionType, Finding, ROUTER_TYPES, Reason, na
 use kvrouter_crds::router::KvRouterStatus;
 use kvrouter_crds::{InferencePool, KvRouter};
 
-use super::build::{Desired, selector};
+use super::build::{Desired, PROGRESS_DEADLINE_SECONDS, selector};
 use super::observe::Observed;
+use super::pod::TENANCY_VOLUME;
 use super::trouble::{Trouble, trouble};
 use super::validate::Invalid;
 use super::{applied, hearing, index, pairs, prompts, reports};
@@ -126,7 +127,7 @@ fn resolved(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     };
     let by_kubelet = || {
         let trouble = troubles.iter().find(missing)?;
-        Some(Finding::fails(trouble.reason, sentence(trouble)))
+        Some(Finding::fails(trouble.reason, sentence(trouble, input.router)))
     };
     let finding = verdict::finding(complaints, type_)
         .or_else(by_kubelet)
@@ -134,8 +135,22 @@ fn resolved(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     Seen::certain(type_, finding)
 }
 
-fn sentence(trouble: &Trouble) -> String {
+/// Whether the Secret that the kubelet misses is named by the router and not by
+/// its pool: by the volume, where it says which, else by the Secret's name.
+fn is_of_router(trouble: &Trouble, router: &KvRouter) -> bool {
+    let says = |what: &str, name: &str| trouble.message.contains(&format!("{what} \"{name}\""));
+    let named = router.spec.tenancy.as_ref().map(|tenancy| &tenancy.salt_secret_ref.name);
+    named.is_some_and(|name| match trouble.message.contains("volume \"") {
+        true => says("volume", TENANCY_VOLUME),
+        false => says("secret", name),
+    })
+}
+
+fn sentence(trouble: &Trouble, router: &KvRouter) -> String {
     let next = match trouble.reason {
+        Reason::SecretNotFound if is_of_router(trouble, router) => {
+            "create the Secret with that key, or correct spec.tenancy.saltSecretRef of the KvRouter"
+        }
         Reason::SecretNotFound => "create the Secret with that key, or correct its name in the pool",
         Reason::ConfigMapNotFound => "create the ConfigMap, or correct its name in the pool",
         Reason::ClaimNotFound => "create the claim, or correct its name in the pool",
@@ -190,7 +205,8 @@ fn progressing(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     if let Some(finding) = creation_failure(input) {
         return certain(finding);
     }
-    let why = troubles.first().map_or_else(String::new, |trouble| format!(" {}", sentence(trouble)));
+    let why =
+        troubles.first().map_or_else(String::new, |trouble| format!(" {}", sentence(trouble, input.router)));
     let Some(deployment) = input.observed.deployment.as_deref() else {
         return certain(Finding::holds(Reason::RollingOut, "The Deployment is being created; wait."));
     };
@@ -200,7 +216,8 @@ fn progressing(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     }) {
         let message = format!(
             "{updated} of {wanted} router pods are of the newest revision and {available} available, and nothing has \
-             moved for 3 minutes.{why} Look at the newest pod: kubectl describe pod."
+             moved for {} minutes.{why} Look at the newest pod: kubectl describe pod.",
+            PROGRESS_DEADLINE_SECONDS / 60
         );
         return certain(Finding::fails(Reason::ProgressDeadlineExceeded, message));
     }
@@ -256,7 +273,7 @@ fn available(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     // Pods that were deleted need no window: the API server says so.
     let pace = if blamed.is_empty() { Pace::AtOnce } else { Pace::AfterWindow };
     let finding = match troubles.first() {
-        Some(trouble) => Finding::fails(trouble.reason, sentence(trouble)),
+        Some(trouble) => Finding::fails(trouble.reason, sentence(trouble, input.router)),
         None if blamed.is_empty() => {
             Finding::fails(Reason::NoReplicasReady, "There is no router pod yet; wait for the Deployment's.")
         }

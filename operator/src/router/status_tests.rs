@@ -247,7 +247,7 @@ fn rollouts_are_told_as_the_api_server_sees_them() {
         "stuck",
         type_,
         ("False", "ProgressDeadlineExceeded"),
-        &["3 minutes"],
+        &["moved for 3 minutes."],
     );
     with(condition("ReplicaFailure", "True", "FailedCreate")).check(
         "quota",
@@ -327,6 +327,15 @@ fn a_pod_that_does_not_run_says_why() {
     check("claim", unscheduled("persistentvolumeclaim \"secret-tok\" not found"), "ClaimNotFound", &[]);
     let world = World::new().down(warned("secret \"x\" not found"));
     world.check("a reference", ConditionType::ResolvedRefs, ("False", "SecretNotFound"), &["chat-1"]);
+    let tenants = json!({"tenancy": {"saltSecretRef": {"name": "x", "key": "salt"}}});
+    let missing = |volume: &str| {
+        let text = format!("MountVolume.SetUp failed for volume \"{volume}\" : secret \"x\" not found");
+        World::of(tenants.clone(), pool(json!({}))).down(warned(&text))
+    };
+    let reference = ConditionType::ResolvedRefs;
+    let own = ["spec.tenancy.saltSecretRef of the KvRouter"];
+    missing("tenancy").check("the router's own", reference, ("False", "SecretNotFound"), &own);
+    missing("nats").check("the pool's", reference, ("False", "SecretNotFound"), &["its name in the pool"]);
     let zero = World::of(json!({"replicas": 0}), pool(json!({})));
     let mut zero = World { observed: Observed { pods: Vec::new(), ..zero.observed.clone() }, ..zero };
     zero.observed.deployment =

@@ -77,7 +77,7 @@ impl Settings {
         if !(1..=MAX_DP_SIZE).contains(&flags.dp_size) {
             return wrong("--dp-size", "must be 1 to 1024");
         }
-        if !(1..=MAX_WORKERS).contains(&flags.workers.len()) {
+        if !(1..=MAX_TARGET_PORTS).contains(&flags.workers.len()) {
             return wrong("--worker", "must be given once to eight times");
         }
         if flags.nats_url.parse::<async_nats::ServerAddr>().is_err() {
@@ -115,11 +115,6 @@ impl Settings {
         })
     }
 }
-
-/// Most ranks of a worker: the widest expert parallelism in use is 320.
-const MAX_DP_SIZE: u32 = 1024;
-/// Most workers of a pod: as many as a pool has target ports.
-const MAX_WORKERS: usize = 8;
 
 /// A worker as routers spell it: in lower case, and IPv6 in brackets, which the
 /// address of a pod does not have. `None` for what is no `host:port`.
