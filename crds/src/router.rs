@@ -133,7 +133,7 @@ pub struct KvRouterSpec {
     /// Where routers run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduling: Option<Scheduling>,
-    /// How long open answers may go on when a router stops, in seconds; those that take longer are cut. One without open answers stops at once.
+    /// How long open answers may go on when a router stops, in seconds; those that take longer are cut.
     #[serde(default = "default_drain_timeout_seconds")]
     #[schemars(range(min = 0, max = 86_400))]
     pub drain_timeout_seconds: u64,

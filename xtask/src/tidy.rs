@@ -263,8 +263,8 @@ fn check_tables(path: &str, text: &str) -> Vec<Finding> {
         let is_fence = line.trim_start().starts_with("```");
         is_code ^= is_fence;
         let is_row = !is_code && !is_fence && line.starts_with('|');
-        let is_headed = || lines.peek().is_some_and(|(next, _)| next.starts_with("|-"));
-        if is_row && !is_table && !is_headed() {
+        let is_headed = lines.peek().is_some_and(|(next, _)| next.starts_with("|-"));
+        if is_row && !is_table && !is_headed {
             let what = "a row without a table: close the gap above it, or give it a heading".to_owned();
             findings.push(Finding { path: path.to_owned(), line: number, what });
         }

@@ -38,7 +38,10 @@ pub fn seed(spec: &InferencePoolSpec, members: &[Member<'_>], workloads: &[Workl
     for member in members {
         pods.entry(basis(spec, member)).or_default().insert(member.name());
     }
-    let (finding, blamed) = judge(spec, &pods, workloads);
+    let random = |member: &&Member<'_>| basis(spec, member) == Basis::Random;
+    let shared = members.iter().filter(random).flat_map(|member| member.engines(spec));
+    let shared = shared.filter_map(arguments::shared_cache).min();
+    let (finding, blamed) = judge(spec, &pods, shared, workloads);
     let pace = if finding.reason == Reason::NoPods { Pace::AtOnce } else { Pace::AfterWindow };
     Seen { type_: ConditionType::HashSeedStable, finding, pace, blamed }
 }
@@ -74,6 +77,7 @@ fn release(version: &str) -> Option<(u32, u32)> {
 fn judge(
     spec: &InferencePoolSpec,
     pods: &BTreeMap<Basis, BTreeSet<&str>>,
+    shared: Option<&str>,
     workloads: &[WorkloadStatus],
 ) -> (Finding, BTreeSet<String>) {
     let of = |basis: &Basis| pods.get(basis).cloned().unwrap_or_default();
@@ -105,8 +109,11 @@ fn judge(
     }
     if !random.is_empty() {
         let message = format!(
-            "PYTHONHASHSEED is not set to a number in {}; {}",
+            "PYTHONHASHSEED is not set to a number in {}{}; {}",
             names(random.iter().copied()),
+            shared.map_or_else(String::new, |connector| format!(
+                ", so that in the cache which they share ({connector}) no engine finds blocks of another one"
+            )),
             remedy(spec)
         );
         let finding = in_progress(workloads).unwrap_or(Finding::fails(Reason::SeedMissing, message));

@@ -364,6 +364,14 @@ fn the_seed_is_judged_by_the_pods_that_run() {
         ("False", "SeedDiffers"),
         &["b (00)"],
     );
+    let store = ["vllm", "serve", "--kv-transfer-config", "{\"kv_connector\": \"MooncakeStoreConnector\"}"];
+    check_seed(
+        "case K53: a cache that is shared",
+        vec![engine_with("a", &store)],
+        &[],
+        ("False", "SeedMissing"),
+        &["in a, so that in the cache which they share (MooncakeStoreConnector) no engine finds"],
+    );
     check_seed(
         "case K27: two releases of vLLM, both without a seed",
         plain(&["a", "b"]),

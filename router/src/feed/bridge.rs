@@ -18,6 +18,7 @@ use kvrouter_core::blocks::{Domain, Identity, IdentitySeed};
 use kvrouter_core::events::envelope::{Envelope, SnapshotPage, Status, paginate};
 use kvrouter_core::ids::{Epoch, WorkerId};
 use kvrouter_core::units::BlockSize;
+use kvrouter_crds::config::{MAX_DP_SIZE, MAX_TARGET_PORTS};
 use prometheus::{Encoder, IntCounterVec, Opts, Registry, TextEncoder};
 use tokio::net::TcpListener;
 
