@@ -96,27 +96,8 @@ fn judge(
         );
         return (Finding::unknown(Reason::NoPods, message), BTreeSet::new());
     }
-    if !random.is_empty() && !default.is_empty() {
-        let message = format!(
-            "vLLM 0.29 and later have a fixed seed of their own, here in {}, and earlier releases another one in each \
-             process, here in {}; {}",
-            names(default.iter().copied()),
-            names(random.iter().copied()),
-            remedy(spec)
-        );
-        let finding = in_progress(workloads).unwrap_or(Finding::fails(Reason::SeedDiffers, message));
-        return (finding, owned(&random));
-    }
     if !random.is_empty() {
-        let message = format!(
-            "PYTHONHASHSEED is not set to a number in {}{}; {}",
-            names(random.iter().copied()),
-            shared.map_or_else(String::new, |connector| format!(
-                ", so that in the cache which they share ({connector}) no engine finds blocks of another one"
-            )),
-            remedy(spec)
-        );
-        let finding = in_progress(workloads).unwrap_or(Finding::fails(Reason::SeedMissing, message));
+        let finding = in_progress(workloads).unwrap_or_else(|| unseeded(spec, &random, &default, shared));
         return (finding, owned(&random));
     }
     if 1 < fixed.len() || (!fixed.is_empty() && !default.is_empty()) {
@@ -145,6 +126,31 @@ fn judge(
         }
     };
     (finding, BTreeSet::new())
+}
+
+/// Pods whose processes have another seed each; `default` are those on the
+/// engine's own constant, and `shared` is the connector to a cache of several engines.
+fn unseeded(
+    spec: &InferencePoolSpec,
+    random: &BTreeSet<&str>,
+    default: &BTreeSet<&str>,
+    shared: Option<&str>,
+) -> Finding {
+    let pods = names(random.iter().copied());
+    if !default.is_empty() {
+        let message = format!(
+            "vLLM 0.29 and later have a fixed seed of their own, here in {}, and earlier releases another one in each \
+             process, here in {pods}; {}",
+            names(default.iter().copied()),
+            remedy(spec)
+        );
+        return Finding::fails(Reason::SeedDiffers, message);
+    }
+    let effect = shared.map_or_else(String::new, |connector| {
+        format!(", so that in the cache which they share ({connector}) no engine finds blocks of another one")
+    });
+    let message = format!("PYTHONHASHSEED is not set to a number in {pods}{effect}; {}", remedy(spec));
+    Finding::fails(Reason::SeedMissing, message)
 }
 
 /// Pods with another seed than most have; a pod on the engine's own constant

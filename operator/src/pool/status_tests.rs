@@ -227,6 +227,16 @@ fn page_sizes_are_told_by_the_best_evidence() {
         ("False", "MixedWithinRole"),
         &["the pool's page has 16 tokens", "but not that of b (8 tokens);"],
     );
+}
+
+/// The pods that are named are those that routers leave out, where they do.
+#[test]
+fn the_pools_page_is_decided_as_routers_decide_it() {
+    let type_ = ConditionType::PageSizeParity;
+    let check_pages =
+        |why: &str, pods: Vec<Arc<Pod>>, workers: &[Value], expected: (&str, &str), parts: &[&str]| {
+            check(why, &settled(&pool(json!({})), &world(pods, workers), &[]), type_, expected, parts);
+        };
     check_pages(
         "of equals the larger, as routers have it",
         plain(&["a", "b"]),

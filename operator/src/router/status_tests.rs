@@ -327,21 +327,27 @@ fn a_pod_that_does_not_run_says_why() {
     check("claim", unscheduled("persistentvolumeclaim \"secret-tok\" not found"), "ClaimNotFound", &[]);
     let world = World::new().down(warned("secret \"x\" not found"));
     world.check("a reference", ConditionType::ResolvedRefs, ("False", "SecretNotFound"), &["chat-1"]);
-    let tenants = json!({"tenancy": {"saltSecretRef": {"name": "x", "key": "salt"}}});
-    let missing = |volume: &str| {
-        let text = format!("MountVolume.SetUp failed for volume \"{volume}\" : secret \"x\" not found");
-        World::of(tenants.clone(), pool(json!({}))).down(warned(&text))
-    };
-    let reference = ConditionType::ResolvedRefs;
-    let own = ["spec.tenancy.saltSecretRef of the KvRouter"];
-    missing("tenancy").check("the router's own", reference, ("False", "SecretNotFound"), &own);
-    missing("nats").check("the pool's", reference, ("False", "SecretNotFound"), &["its name in the pool"]);
     let zero = World::of(json!({"replicas": 0}), pool(json!({})));
     let mut zero = World { observed: Observed { pods: Vec::new(), ..zero.observed.clone() }, ..zero };
     zero.observed.deployment =
         Some(deployment(json!({"spec": {"replicas": 0}, "status": {"availableReplicas": null}})));
     zero.check("none are wanted", ConditionType::RouterAvailable, ("False", "ScaledToZero"), &["raise it"]);
     zero.check("none has settings", ConditionType::ConfigApplied, ("Unknown", "NoReplicas"), &[]);
+}
+
+#[test]
+fn a_missing_secret_is_sought_where_it_is_named() {
+    let tenants = json!({"tenancy": {"saltSecretRef": {"name": "x", "key": "salt"}}});
+    let missing = |volume: &str| {
+        let text = format!("MountVolume.SetUp failed for volume \"{volume}\" : secret \"x\" not found");
+        let warning = Warning { reason: "FailedMount".to_owned(), message: text };
+        let pod = router_pod("chat-1", waiting("ContainerCreating", ""), None);
+        World::of(tenants.clone(), pool(json!({}))).down(RouterPod { warnings: vec![warning], ..pod })
+    };
+    let reference = ConditionType::ResolvedRefs;
+    let own = ["spec.tenancy.saltSecretRef of the KvRouter"];
+    missing("tenancy").check("the router's own", reference, ("False", "SecretNotFound"), &own);
+    missing("nats").check("the pool's", reference, ("False", "SecretNotFound"), &["its name in the pool"]);
 }
 
 fn ended(code: i32, message: &str) -> RouterPod {
