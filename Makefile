@@ -34,14 +34,16 @@ lab: web ## Serves the lab: a trace replayed in the browser. TRACE=FILE: another
 .PHONY: web
 web: ## Builds the page of the lab and the explorer into router/web/dist, if Node 20 or later is here.
 	@echo "== web"
-	@if ! command -v npm >/dev/null; then echo "no npm here: kv-router is built without its page"; exit 0; fi; \
+	@if ! command -v npm >/dev/null; then echo "no npm here: kv-router is built without its page"; \
+	mkdir -p out; echo "web (no npm)" >> $(SKIPPED); exit 0; fi; \
 	cd router/web && { cmp -s package-lock.json node_modules/.locked || { npm ci --no-audit --no-fund --loglevel=error && \
 	cp package-lock.json node_modules/.locked; }; } && npm run --silent types && npm run --silent build
 
 .PHONY: web-test
 web-test: web ## Tests the page: its oracle against kv-router's replay, and all of it in Chromium.
 	@echo "== web-test"
-	@if ! command -v npm >/dev/null; then echo "no npm here: nothing ran"; exit 0; fi; \
+	@if ! command -v npm >/dev/null; then echo "no npm here: nothing ran"; \
+	mkdir -p out; echo "web-test (no npm)" >> $(SKIPPED); exit 0; fi; \
 	cargo build --workspace --bins && cd router/web && npm run --silent test
 
 .PHONY: test
@@ -52,7 +54,7 @@ test: $(NATS_STAMP) cluster-api ## Runs all tests; ends with `N passed, N failed
 	@cargo xtask test $(ARGS)
 
 .PHONY: check
-check: fetch web format lint tidy docs definitions programs chart deny web-test scenarios test ## What CI runs: format, lint, tidy, docs, CRDs, chart, deny, web, scenarios (a) to (g), test.
+check: begin fetch web format lint tidy docs definitions programs chart deny web-test scenarios skipped test ## What CI runs: format, lint, tidy, docs, CRDs, chart, deny, web, scenarios (a) to (g), test.
 
 .PHONY: engines
 engines: ## Installs real vLLM and SGLang for CPU (8 GB, 4 minutes) and compares predicted with real hits.
@@ -122,7 +124,21 @@ clean: ## Removes what was built here; installed tools stay in ~/.cache/kvrouter
 	cargo clean
 	rm -rf out
 
-# The steps of `check`. Each prints a heading, by which .ci/run takes its times.
+# The steps of `check`. Each prints a heading, by which .ci/run takes its times. What this machine cannot do is skipped,
+# and written down in this file.
+SKIPPED := $(CURDIR)/out/skipped
+export KVROUTER_SKIPPED := $(SKIPPED)
+
+.PHONY: begin
+begin:
+	@mkdir -p out && rm -f $(SKIPPED)
+
+# Before `test`, whose sum stays the last line. With CI in the environment nothing may be skipped.
+.PHONY: skipped
+skipped:
+	@echo "== skipped"
+	@if [ -s $(SKIPPED) ]; then echo "skipped: $$(paste -sd ';' $(SKIPPED) | sed 's/;/; /g')"; [ -z "$$CI" ]; \
+	else echo "skipped: nothing"; fi
 
 # --locked stops here when Cargo.lock does not fit the manifests. `deny` works offline and looks at crates of all
 # platforms, which a build does not download.
@@ -163,7 +179,8 @@ chart: export PATH := $(TOOLS)/cluster/bin:$(PATH)
 chart:
 	@echo "== chart"
 	@if command -v helm >/dev/null && command -v kubectl >/dev/null; then charts/kvrouter/tests/check.py; \
-	else echo "chart: skipped, there is no helm or no kubectl here; e2e/cluster/build.sh helm kubectl builds them"; fi
+	else echo "chart: skipped, there is no helm or no kubectl here; e2e/cluster/build.sh helm kubectl builds them"; \
+	mkdir -p out; echo "chart (no helm or no kubectl)" >> $(SKIPPED); fi
 
 .PHONY: deny
 deny: export PATH := $(TOOLS)/bin:$(PATH)
@@ -211,4 +228,5 @@ scenarios: export KVROUTER_E2E_DOWN := 1
 scenarios: $(NATS_STAMP)
 	@echo "== scenarios"
 	@if [ "$$(uname)" = Linux ] && [ "$$(id -u)" = 0 ]; then env -u KUBECONFIG e2e/run.sh a b c d e f g; \
-	else echo "skipped: a cluster of its own needs root on Linux; \`make e2e\` uses the one of KUBECONFIG"; fi
+	else echo "skipped: a cluster of its own needs root on Linux; \`make e2e\` uses the one of KUBECONFIG"; \
+	mkdir -p out; echo "scenarios (not root on Linux)" >> $(SKIPPED); fi

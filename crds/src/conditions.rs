@@ -190,6 +190,12 @@ words! {
         ViewsIncomplete,
         /// Views earn no credit because the page does not divide the block.
         PageSizeMismatch,
+        /// Engines finish prompts and never tell of a stored block.
+        NothingStored,
+        /// What engines find cached is not what views predict.
+        Drifting,
+        /// Engines number no events, so that a loss could not be seen.
+        Unsequenced,
         /// No worker is ready.
         NoWorkers,
         /// Page sizes are equal and divide the block size.
@@ -347,8 +353,12 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::Warm,
             Reason::Disabled,
             Reason::Syncing,
-            Reason::ViewsIncomplete,
             Reason::PageSizeMismatch,
+            Reason::NothingStored,
+            Reason::Drifting,
+            Reason::ViewsIncomplete,
+            Reason::Unsequenced,
+            Reason::NotObservable,
             Reason::NoWorkers,
             Reason::RouterUnreachable,
             Reason::NoReplicas,
@@ -396,6 +406,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::NoPublishers,
             Reason::ForeignDomain,
             Reason::SomeEnginesSilent,
+            Reason::NothingStored,
             Reason::RollingOut,
             Reason::Paused,
             Reason::PatchReverted,
@@ -422,6 +433,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::NoPublishers,
             Reason::ForeignDomain,
             Reason::SomeEnginesSilent,
+            Reason::NothingStored,
             Reason::RollingOut,
             Reason::Paused,
             Reason::PatchReverted,
@@ -433,8 +445,10 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::TokenizerFailed,
             Reason::RenderDiverged,
             Reason::Syncing,
-            Reason::ViewsIncomplete,
             Reason::PageSizeMismatch,
+            Reason::Drifting,
+            Reason::ViewsIncomplete,
+            Reason::Unsequenced,
             Reason::NoPods,
             Reason::NoWorkers,
             Reason::NoRouters,

@@ -27,6 +27,17 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// in blocks of 16.
 pub const DEFAULT_IMAGE_WEIGHT: f64 = 48.0;
 
+/// Largest weight: costs stay finite and exact in a double.
+pub const MAX_WEIGHT: f64 = 1_000_000.0;
+/// Most tokens of a block. Pages of hybrid models have thousands.
+pub const MAX_BLOCK_SIZE: u32 = 65_536;
+/// Most data-parallel ranks of a worker: the widest expert parallelism in use is 320.
+pub const MAX_DP_SIZE: u32 = 1024;
+/// Most ports of a pod that engines serve on, each of them a worker.
+pub const MAX_TARGET_PORTS: usize = 8;
+/// First token of subjects unless settings say otherwise.
+pub const DEFAULT_SUBJECT_PREFIX: &str = "kvrouter";
+
 /// Key of the start settings in their ConfigMap, and name of the file.
 pub const START_SETTINGS_KEY: &str = "config.yaml";
 /// Key of the live settings in their ConfigMap, and name of the file.
@@ -661,15 +672,15 @@ pub enum Policy {
 pub struct OverlapWeights {
     /// For roles without one of their own.
     #[serde(default = "default_weight")]
-    #[schemars(range(min = 0.0, max = 1000.0))]
+    #[schemars(range(min = 0.0, max = MAX_WEIGHT))]
     pub default: f64,
     /// For prefill picks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0, max = 1000.0))]
+    #[schemars(range(min = 0.0, max = MAX_WEIGHT))]
     pub prefill: Option<f64>,
     /// For decode picks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0, max = 1000.0))]
+    #[schemars(range(min = 0.0, max = MAX_WEIGHT))]
     pub decode: Option<f64>,
 }
 
@@ -684,16 +695,16 @@ impl Default for OverlapWeights {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LoadWeights {
     /// Per uncached token that already waits on the target.
-    #[schemars(range(min = 0.0, max = 1000.0))]
+    #[schemars(range(min = 0.0, max = MAX_WEIGHT))]
     pub queue: f64,
     /// Per token in the contexts of the target's requests in flight.
-    #[schemars(range(min = 0.0, max = 1000.0))]
+    #[schemars(range(min = 0.0, max = MAX_WEIGHT))]
     pub decode: f64,
     /// Per request in flight, in tokens.
-    #[schemars(range(min = 0.0, max = 1000.0))]
+    #[schemars(range(min = 0.0, max = MAX_WEIGHT))]
     pub request: f64,
     /// Per token of load above the fleet's mean.
-    #[schemars(range(min = 0.0, max = 1000.0))]
+    #[schemars(range(min = 0.0, max = MAX_WEIGHT))]
     pub imbalance: f64,
 }
 
@@ -756,7 +767,7 @@ fn default_name() -> String {
 }
 
 fn default_subject_prefix() -> String {
-    "kvrouter".to_owned()
+    DEFAULT_SUBJECT_PREFIX.to_owned()
 }
 
 impl Default for PoolName {

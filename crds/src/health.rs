@@ -8,6 +8,10 @@ use serde::{Deserialize, Serialize};
 /// Version of the report's fields. Readers ignore fields they do not know.
 pub const SCHEMA_VERSION: u32 = 1;
 
+/// [`WorkerHealth::reason`] of a worker that is left out because its page is not
+/// the pool's.
+pub const ODD_PAGE: &str = "page_size";
+
 /// What one router knows of itself and of its workers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -150,6 +154,64 @@ pub struct RenderingHealth {
     pub tokenize_share_of_first_byte: Option<f64>,
 }
 
+/// Why a view is in its state; docs/metrics.md has a row for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ViewReason {
+    /// Nothing is wrong.
+    Ok,
+    /// No event and no heartbeat has ever arrived.
+    NothingHeard,
+    /// A snapshot or replay is on its way.
+    SnapshotPending,
+    /// Stores were lost, unreadable or without a known parent.
+    StoresMissing,
+    /// A gap or a lost removal that nothing has repaired.
+    Gap,
+    /// The bridge cannot reach the engine's event sockets.
+    EngineUnreachable,
+    /// No proof of continuity has arrived for too long.
+    Silence,
+    /// The other side speaks of another model, revision, block size or seed.
+    DomainMismatch,
+    /// The page that events name does not divide the block.
+    PageSizeMismatch,
+    /// The page that the engine's endpoint names does not divide the block.
+    ReportedPageSizeMismatch,
+    /// The engine numbers no events.
+    NoSequence,
+    /// The worker makes other tokens than the router.
+    RenderDiverged,
+    /// The engine reports that prefix caching is off.
+    PrefixCachingOff,
+    /// The engine finished many prompts and never stored a block.
+    NothingStored,
+    /// One that a router of a later release knows and this reader does not.
+    #[serde(other)]
+    Unrecognised,
+}
+
+/// The likeliest reason why predictions of a view do not come true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DriftCause {
+    /// Requests are tokenised differently.
+    Template,
+    /// Requests with a cache salt alone are affected.
+    Salt,
+    /// The engine skips prefixes in larger units than its pages.
+    PageSize,
+    /// The engine began anew, or its view was rebuilt.
+    Restart,
+    /// Events come late, or the cache turns over quickly.
+    Lag,
+    /// The engine keeps other groups than main attention: expected.
+    HybridAttention,
+    /// One that a router of a later release knows and this reader does not.
+    #[serde(other)]
+    Unrecognised,
+}
+
 /// What came of the predictions of a view, as far as the engine reports cached
 /// tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -163,7 +225,7 @@ pub struct ReconciledHealth {
     /// `less` or `more` than predicted; null while most predictions come true.
     pub drift: Option<String>,
     /// The likeliest reason of the drift.
-    pub cause: Option<String>,
+    pub cause: Option<DriftCause>,
 }
 
 /// One rank of a worker.
@@ -175,7 +237,7 @@ pub struct TargetHealth {
     /// State of its view.
     pub trust: String,
     /// Why it is in that state.
-    pub reason: String,
+    pub reason: ViewReason,
     /// Whether its hits count.
     pub credited: bool,
     /// Tokens per page, from its events; null before the first.

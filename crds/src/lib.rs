@@ -8,6 +8,7 @@
 pub mod conditions;
 pub mod config;
 pub mod health;
+pub mod pages;
 pub mod pool;
 pub mod router;
 
@@ -24,4 +25,4 @@ pub const CRD_REVISION_ANNOTATION: &str = "kvrouter.dev/crd-revision";
 /// Counts the changes of the definitions. An operator refuses to work with a
 /// lower one than its own: the API server would drop the fields that it writes.
 /// Raise it with every change of a schema.
-pub const CRD_REVISION: u32 = 1;
+pub const CRD_REVISION: u32 = 2;

@@ -16,7 +16,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Engine, EventTransport, PageSizePolicy, Protocol, RoleName};
+use crate::config::{
+    DEFAULT_SUBJECT_PREFIX, Engine, EventTransport, MAX_BLOCK_SIZE, MAX_DP_SIZE, MAX_TARGET_PORTS,
+    PageSizePolicy, Protocol, RoleName,
+};
 
 /// The engines that serve one model.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -66,11 +69,11 @@ pub struct InferencePoolSpec {
     pub selector: LabelSelector,
     /// Ports that engines serve requests on. Every port of a pod is a worker.
     #[x_kube(validation = Rule::new("self.all(p, self.exists_one(o, o.number == p.number))").message("port numbers must be unique"))]
-    #[schemars(length(min = 1, max = 8))]
+    #[schemars(length(min = 1, max = MAX_TARGET_PORTS))]
     pub target_ports: Vec<TargetPort>,
     /// Data-parallel ranks behind each target port. Routers pick ranks, and bridges follow each of them.
     #[serde(default = "default_dp_size")]
-    #[schemars(range(min = 1, max = 1024))]
+    #[schemars(range(min = 1, max = MAX_DP_SIZE))]
     pub dp_size: u32,
     /// What the engines are; Auto asks each one.
     #[serde(default)]
@@ -89,7 +92,7 @@ pub struct InferencePoolSpec {
     pub identity_seed_secret_ref: Option<SecretKeyRef>,
     /// Tokens per block. The page of every engine must divide it.
     #[serde(default = "default_block_size")]
-    #[schemars(range(min = 1, max = 4096))]
+    #[schemars(range(min = 1, max = MAX_BLOCK_SIZE))]
     pub block_size: u32,
     /// What happens to a pod whose page size is not the others'.
     #[serde(default)]
@@ -472,5 +475,5 @@ const fn default_dp_size() -> u32 {
 }
 
 fn default_subject_prefix() -> String {
-    "kvrouter".to_owned()
+    DEFAULT_SUBJECT_PREFIX.to_owned()
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::config::{
     DEFAULT_IMAGE_WEIGHT, DEFAULT_TENANT_HEADER, DecodeInputDemand, ForwardTokenIds, Freshness, LoadWeights,
-    OverlapWeights, Overload, Policy, PrefillGuardRelease, SessionAffinity, Switch, TierCredits,
+    MAX_WEIGHT, OverlapWeights, Overload, Policy, PrefillGuardRelease, SessionAffinity, Switch, TierCredits,
     WithoutHeader,
 };
 use crate::pool::SecretKeyRef;
@@ -101,7 +101,7 @@ pub struct KvRouterSpec {
     pub in_flight_credit: Switch,
     /// What a picture costs that the target has not seen, in blocks of prefill.
     #[serde(default = "default_image_weight")]
-    #[schemars(range(min = 0.0, max = 100_000.0))]
+    #[schemars(range(min = 0.0, max = MAX_WEIGHT))]
     pub image_weight: f64,
     /// What a held block is worth, by the tier that it is in.
     #[serde(default)]
@@ -133,6 +133,10 @@ pub struct KvRouterSpec {
     /// Where routers run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduling: Option<Scheduling>,
+    /// How long open answers may go on when a router stops, in seconds; those that take longer are cut.
+    #[serde(default = "default_drain_timeout_seconds")]
+    #[schemars(range(min = 0, max = 86_400))]
+    pub drain_timeout_seconds: u64,
     /// The Service in front of the routers.
     #[serde(default)]
     pub service: ServiceSpec,
@@ -309,6 +313,11 @@ fn default_tenant_header() -> String {
 
 const fn default_replicas() -> i32 {
     2
+}
+
+/// As long as a worker may take to its first byte: what was begun may end.
+const fn default_drain_timeout_seconds() -> u64 {
+    600
 }
 
 const fn default_image_weight() -> f64 {

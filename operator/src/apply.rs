@@ -34,12 +34,11 @@ use crate::drift::difference;
 use crate::ledger::{Applied, Entry, Key, Ledger};
 use crate::metrics::Metrics;
 use crate::router::build::Desired;
+use crate::router::pod::START_ANNOTATION;
 use crate::stores::{Stores, controller, get, list};
 
 /// Annotation of every child: digest of what was applied.
 const APPLIED: &str = "kvrouter.dev/applied";
-/// Annotation of router pods: digest of the start settings that they began with.
-const START_SETTINGS: &str = "kvrouter.dev/start-settings";
 /// Least time between two writes of one status, unless a condition flips or the
 /// spec has changed: a fleet that starts would otherwise write with every pod.
 const STATUS_PAUSE: Duration = Duration::from_secs(10);
@@ -323,7 +322,7 @@ impl Writer {
         self.prune_kind(router, children, &stores.config_maps, |map: &ConfigMap| {
             keep_settings
                 || pods.iter().any(|pod| {
-                    let begun_with = pod.annotations().get(START_SETTINGS);
+                    let begun_with = pod.annotations().get(START_ANNOTATION);
                     begun_with.is_some_and(|digest| map.name_any().ends_with(digest))
                 })
         })

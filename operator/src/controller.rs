@@ -53,9 +53,6 @@ const TRANSIENT: (Duration, Duration) = (Duration::from_millis(500), Duration::f
 /// The same after a refusal: only people can do something about it.
 const REFUSED: (Duration, Duration) = (Duration::from_secs(15), Duration::from_mins(5));
 
-/// Annotation of both kinds that stops every write but the status.
-const PAUSED: &str = "kvrouter.dev/paused";
-
 /// What a reconcile works with.
 pub struct Context {
     /// Settings.
@@ -216,11 +213,6 @@ impl Context {
             drive(self, router_kind, routers, stop),
         );
     }
-}
-
-/// Whether people want nothing to be written but the status.
-pub fn is_paused<K: Resource>(object: &K) -> bool {
-    object.annotations().get(PAUSED).is_some_and(|value| value == "true")
 }
 
 /// Conditions of a status.

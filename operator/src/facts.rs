@@ -5,11 +5,15 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::Resource;
 use kvrouter_crds::health::HealthReport;
 
 /// A health report that is older than this says nothing any more: three polls
 /// and a time-out.
 pub const REPORT_MAX_AGE: SignedDuration = SignedDuration::from_secs(20);
+
+/// Annotation of both kinds that stops every write but the status.
+pub const PAUSED_ANNOTATION: &str = "kvrouter.dev/paused";
 
 /// One pod of a KvRouter's Deployment and what is heard from it.
 #[derive(Clone, Debug)]
@@ -77,6 +81,11 @@ pub fn is_finished(pod: &Pod) -> bool {
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Whether people want nothing of the object to be written but its status.
+pub fn is_paused<K: Resource>(object: &K) -> bool {
+    object.meta().annotations.iter().flatten().any(|(key, value)| key == PAUSED_ANNOTATION && value == "true")
 }
 
 /// Whether `labels` carry everything that `selector` asks for. An empty

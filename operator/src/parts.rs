@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Capabilities, EnvVar, KeyToPath, ResourceRequirements, SeccompProfile, SecretVolumeSource,
-    SecurityContext, Volume, VolumeMount,
+    Capabilities, EnvVar, HTTPGetAction, KeyToPath, Probe, ResourceRequirements, SeccompProfile,
+    SecretVolumeSource, SecurityContext, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kvrouter_crds::pool::SecretKeyRef;
 
 /// User and group of our images: neither root nor anybody else.
@@ -104,4 +105,22 @@ pub fn resources(cpu: &str, memory: &str, most_memory: &str) -> ResourceRequirem
 /// An amount as manifests spell it.
 pub fn quantity(text: &str) -> Quantity {
     Quantity(text.to_owned())
+}
+
+/// A GET of `path` at the named port; any other answer than 2xx or 3xx fails it.
+pub fn probe(path: &str, port: &str, period_seconds: i32, timeout_seconds: i32, failures: i32) -> Probe {
+    let get = HTTPGetAction {
+        path: Some(path.to_owned()),
+        port: IntOrString::String(port.to_owned()),
+        scheme: Some("HTTP".to_owned()),
+        ..Default::default()
+    };
+    Probe {
+        http_get: Some(get),
+        period_seconds: Some(period_seconds),
+        timeout_seconds: Some(timeout_seconds),
+        failure_threshold: Some(failures),
+        success_threshold: Some(1),
+        ..Default::default()
+    }
 }

@@ -127,8 +127,8 @@ fn errors_name_file_document_and_field() {
     check(
         "too many",
         "default: 1.5",
-        "default: 1001",
-        &format!("{router}spec.overlapWeights.default: is 1001, at most 1000 is possible"),
+        "default: 1000001",
+        &format!("{router}spec.overlapWeights.default: is 1000001, at most 1000000 is possible"),
     );
     check("no entries", "{app: qwen}", "{}", &format!("{pool}spec.selector.matchLabels: has 0 entries"));
     check(

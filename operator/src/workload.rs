@@ -171,7 +171,7 @@ pub fn decide(
         let refused = valid.refused.iter().find(|refused| refused.reference == seen.reference);
         let patch = wanted.iter().find(|patch| patch.reference == seen.reference);
         match (refused, patch, &seen.found) {
-            (Some(refused), _, _) => set(&mut record, refused.state, &refused.message),
+            (Some(refused), _, _) => set(&mut record, refused.why.state(), &refused.message),
             (None, Some(patch), Some(facts)) => {
                 let ours = patched.get(&facts.uid);
                 record.applied = record.applied.or_else(|| ours?.digest.clone());

@@ -25,8 +25,8 @@ use kvrouter_core::policy::{
 use kvrouter_core::trust::Freshness;
 use kvrouter_core::units::{BlockSize, Millis, Tokens};
 use kvrouter_crds::config::{
-    self as file, EventTransport, Fallback, ForwardTokenIds, LiveSettings, PageSizePolicy,
-    PrefillGuardRelease, Protocol, RouterConfig,
+    self as file, DEFAULT_SUBJECT_PREFIX, EventTransport, Fallback, ForwardTokenIds, LiveSettings,
+    PageSizePolicy, PrefillGuardRelease, Protocol, RouterConfig,
 };
 
 use crate::feed::zmtp::Endpoint;
@@ -154,7 +154,7 @@ pub struct BridgeFlags {
     #[arg(long, env = "KVROUTER_NATS_CREDENTIALS")]
     pub nats_credentials: Option<PathBuf>,
     /// First token of every subject.
-    #[arg(long, env = "KVROUTER_SUBJECT_PREFIX", default_value = "kvrouter")]
+    #[arg(long, env = "KVROUTER_SUBJECT_PREFIX", default_value = DEFAULT_SUBJECT_PREFIX)]
     pub subject_prefix: String,
     /// Kubernetes namespace of the pool.
     #[arg(long, env = "KVROUTER_NAMESPACE", default_value = "default")]

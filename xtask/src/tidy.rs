@@ -103,7 +103,7 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The text of every Rust file and manifest, by its path relative to `root`.
+/// The text of every Rust file, manifest and document, by its path relative to `root`.
 fn read_files(root: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     let mut folders = vec![PathBuf::new()];
@@ -118,7 +118,7 @@ fn read_files(root: &Path) -> anyhow::Result<BTreeMap<String, String>> {
                 entry.file_type().with_context(|| format!("failed to look at {path:?}"))?.is_dir();
             if is_folder && !name.starts_with('.') && !SKIPPED_FOLDERS.contains(&name.as_str()) {
                 folders.push(path);
-            } else if !is_folder && (name.ends_with(".rs") || name == "Cargo.toml") {
+            } else if !is_folder && (name.ends_with(".rs") || name.ends_with(".md") || name == "Cargo.toml") {
                 let text = fs::read_to_string(root.join(&path))
                     .with_context(|| format!("failed to read {path:?}"))?;
                 files.insert(path.to_string_lossy().replace('\\', "/"), text);
@@ -140,6 +140,8 @@ fn check(files: &BTreeMap<String, String>) -> Vec<Finding> {
     let mut findings: Vec<Finding> =
         sources.iter().flat_map(|(path, (text, source))| check_source(path, text, source)).collect();
     findings.extend(manifests().flat_map(|(path, text)| check_manifest(path, text)));
+    let documents = files.iter().filter(|(path, _)| path.ends_with(".md"));
+    findings.extend(documents.flat_map(|(path, text)| check_tables(path, text)));
     for (manifest, _) in manifests() {
         findings.extend(check_one_file_crates(manifest, &sources));
     }
@@ -249,6 +251,26 @@ fn check_edges(path: &str, _: &str, source: &Source) -> Vec<Broken> {
             (scan::line_of(&source.code, offset), format!("mentions `{banned}`: {why}"))
         })
         .collect()
+}
+
+/// A table is its heading, a line of dashes and rows, without a gap: what stands behind a
+/// gap is shown as text.
+fn check_tables(path: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let (mut is_code, mut is_table) = (false, false);
+    let mut lines = text.lines().zip(1..).peekable();
+    while let Some((line, number)) = lines.next() {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        let is_row = !is_code && !is_fence && line.starts_with('|');
+        let is_headed = lines.peek().is_some_and(|(next, _)| next.starts_with("|-"));
+        if is_row && !is_table && !is_headed {
+            let what = "a row without a table: close the gap above it, or give it a heading".to_owned();
+            findings.push(Finding { path: path.to_owned(), line: number, what });
+        }
+        is_table = is_row;
+    }
+    findings
 }
 
 fn check_manifest(path: &str, text: &str) -> Vec<Finding> {
@@ -503,6 +525,16 @@ mod tests {
             &[("Cargo.toml", "[workspace.dependencies]\nkvrouter-core = { path = \"x\" }")],
             &[],
         );
+    }
+
+    #[test]
+    fn tables_have_no_gaps() {
+        let table = "# x\n\n| a | b |\n|---|---|\n| 1 | 2 |\n";
+        check("a table", &[("a.md", table)], &[]);
+        check("two", &[("a.md", &format!("{table}\n{table}"))], &[]);
+        let gap = format!("{table}\n| 3 | 4 |\n| 5 | 6 |\n");
+        check("a gap", &[("a.md", &gap)], &["a.md:7: a row without"]);
+        check("in a block of code", &[("a.md", &format!("```text\n{gap}```\n"))], &[]);
     }
 
     #[test]

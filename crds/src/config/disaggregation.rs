@@ -12,7 +12,7 @@ pub struct DecodeInputDemand {
     /// Whether it is in force.
     pub mode: DemandMode,
     /// Tokens that every request held counts beside its input.
-    #[schemars(range(min = 0.0, max = 1_000_000.0))]
+    #[schemars(range(min = 0.0, max = super::MAX_WEIGHT))]
     pub request_weight: f64,
 }
 

@@ -11,6 +11,9 @@ use super::build::SEED_VARIABLE;
 
 /// Flags that name the page, dashes and underscores being the same.
 const PAGE_FLAGS: &[&str] = &["--block-size", "--page-size"];
+/// vLLM's connectors to caches that several engines share, and in which blocks are
+/// found by their hashes. LMCache's has several suffixes.
+const SHARED_CACHES: &[&str] = &["MooncakeStoreConnector", "LMCacheConnector"];
 /// Options of a shell after which a command follows as one word.
 const SHELL_OPTIONS: &[&str] = &["-c", "-ec", "-lc", "-xc", "-exc", "-euc", "-euxc", "-uc"];
 
@@ -42,6 +45,13 @@ pub fn engine(container: &Container) -> Engine {
         (false, true) => Engine::SGLang,
         _ => Engine::Auto,
     }
+}
+
+/// The connector to a cache that is shared with other engines; none where the
+/// command names none.
+pub fn shared_cache(container: &Container) -> Option<&'static str> {
+    let words = words(container);
+    SHARED_CACHES.iter().copied().find(|name| words.iter().any(|word| word.contains(name)))
 }
 
 /// What a container says of its hash seed.

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Container, EmptyDirVolumeSource, EnvVar, EnvVarSource, ObjectFieldSelector, Volume,
+    Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, ObjectFieldSelector, Volume,
 };
 use kvrouter_crds::config::digest;
 use kvrouter_crds::pool::{Bridge as BridgeMode, HashSeedPolicy, SecretKeyRef, WorkloadKind, WorkloadRef};
@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use super::validate::{Broker, Target, ValidPool};
 use crate::config::ChildFlags;
 use crate::parts::{
-    Access, CREDENTIALS_FOLDER, IDENTITY_FOLDER, Mounts, quantity, resources, security_context, variable,
+    Access, CREDENTIALS_FOLDER, IDENTITY_FOLDER, Mounts, probe, quantity, resources, security_context,
+    variable,
 };
 
 /// Name of the injected container.
@@ -33,6 +34,9 @@ pub const BRIDGE_ANNOTATION: &str = "kvrouter.dev/bridge-settings";
 const POD_IP: &str = "KVROUTER_POD_IP";
 /// Where the bridge keeps what it remembers between two lives of its container.
 const STATE_FOLDER: &str = "/var/lib/kvrouter-bridge";
+/// Port of the bridge's `/livez` and `/metrics`, and its name, by which
+/// Prometheus finds it.
+const METRICS: (&str, i32) = ("bridge-metrics", 9092);
 /// Memory that a bridge asks for, and the most that it may take, in MiB for
 /// every rank: it holds the rank's block hashes.
 const MEMORY_PER_RANK: (usize, usize) = (64, 512);
@@ -214,6 +218,14 @@ fn wanted_bridge(pool: &ValidPool, flags: &ChildFlags) -> Option<Bridge> {
         restart_policy: Some("Always".to_owned()),
         args: Some(arguments(pool, broker)),
         env: Some(vec![pod_ip(), variable("KVROUTER_LOG_JSON", "true")]),
+        ports: Some(vec![ContainerPort {
+            name: Some(METRICS.0.to_owned()),
+            container_port: METRICS.1,
+            protocol: Some("TCP".to_owned()),
+            ..Default::default()
+        }]),
+        // It depends on neither the broker nor the engine, and restarts the bridge alone.
+        liveness_probe: Some(probe("/livez", METRICS.0, 10, 5, 6)),
         resources: Some(resources("50m", &memory(MEMORY_PER_RANK.0), &memory(MEMORY_PER_RANK.1))),
         security_context: Some(security_context()),
         volume_mounts: Some(mounts),
@@ -291,6 +303,7 @@ fn arguments(pool: &ValidPool, broker: &Broker) -> Vec<String> {
         flag("identity-seed-file", format!("{IDENTITY_FOLDER}/{}", secret.key));
     }
     flag("state-dir", STATE_FOLDER.to_owned());
+    flag("listen-metrics", format!("0.0.0.0:{}", METRICS.1));
     arguments
 }
 

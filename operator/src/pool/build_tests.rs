@@ -1,5 +1,6 @@
 //! What workloads should have, in rows.
 
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kvrouter_crds::InferencePool;
 use serde_json::json;
 
@@ -111,6 +112,24 @@ fn the_digest_follows_the_spec_and_not_the_release() {
 fn the_digest_of_a_usual_bridge_is_that_of_earlier_releases() {
     let bridge = patch_of(&inject(json!({})), json!({}), &flags()).bridge.expect("absent");
     assert_eq!(bridge.settings, "21d9ff73abd90eb2");
+}
+
+#[test]
+fn the_bridge_is_probed_and_scraped_by_the_name_of_its_port() {
+    let container = patch_of(&inject(json!({})), json!({}), &flags()).bridge.expect("absent").container;
+    let args = container.args.expect("arguments");
+    assert!(args.contains(&"--listen-metrics=0.0.0.0:9092".to_owned()), "{args:?}");
+    let ports = serde_json::to_value(container.ports).expect("JSON");
+    assert_eq!(ports, json!([{"name": "bridge-metrics", "containerPort": 9092, "protocol": "TCP"}]));
+    let probe = container.liveness_probe.expect("a probe").http_get.expect("by HTTP");
+    assert_eq!(
+        (probe.path.as_deref(), probe.port),
+        (Some("/livez"), IntOrString::String("bridge-metrics".into()))
+    );
+    assert!(
+        container.readiness_probe.is_none() && container.startup_probe.is_none(),
+        "engines do not wait for it"
+    );
 }
 
 #[test]

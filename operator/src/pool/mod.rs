@@ -4,8 +4,8 @@ pub mod arguments;
 pub mod build;
 pub mod members;
 pub mod observe;
+pub mod pages;
 pub mod pairs;
-pub mod parity;
 pub mod rules;
 pub mod seed;
 pub mod status;
@@ -21,7 +21,8 @@ use self::observe::Observed;
 use self::status::Input;
 use self::validate::{Invalid, ValidPool};
 use crate::apply::key;
-use crate::controller::{Context, Latest, ReconcileError, is_paused};
+use crate::controller::{Context, Latest, ReconcileError};
+use crate::facts::is_paused;
 use crate::workload::{self, Outcome, Permission};
 
 /// Brings one pool to where its spec says, and says where it is.

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use kvrouter_crds::conditions::Reason;
-use kvrouter_crds::config::{DEFAULT_BOOTSTRAP_PORT, Engine, EventTransport, Protocol, RoleName};
+use kvrouter_crds::config::{
+    DEFAULT_BOOTSTRAP_PORT, Engine, EventTransport, MAX_BLOCK_SIZE, MAX_DP_SIZE, Protocol, RoleName,
+};
 use kvrouter_crds::pool::{Bridge, InferencePoolSpec, NatsSpec, RoleSpec, SecretKeyRef, TokenizerSource};
 
 use crate::config::is_broker;
@@ -57,8 +59,11 @@ fn model(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
     if spec.model.name.is_empty() {
         found.push(invalid("spec.model.name", "spec.model.name is empty; write the name that requests use."));
     }
-    if !(1..=4096).contains(&spec.block_size) {
-        let message = format!("spec.blockSize is {}; 1 to 4096 are possible, 16 is usual.", spec.block_size);
+    if !(1..=MAX_BLOCK_SIZE).contains(&spec.block_size) {
+        let message = format!(
+            "spec.blockSize is {}; 1 to {MAX_BLOCK_SIZE} are possible, 16 is usual.",
+            spec.block_size
+        );
         found.push(invalid("spec.blockSize", message));
     }
     let Some(tokenizer) = &spec.model.tokenizer else { return };
@@ -268,10 +273,10 @@ fn ports(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
         );
         found.push(invalid("spec.kvEvents", message));
     }
-    if !(1..=1024).contains(&spec.dp_size) {
+    if !(1..=MAX_DP_SIZE).contains(&spec.dp_size) {
         found.push(invalid(
             "spec.dpSize",
-            format!("spec.dpSize is {}; 1 to 1024 are possible.", spec.dp_size),
+            format!("spec.dpSize is {}; 1 to {MAX_DP_SIZE} are possible.", spec.dp_size),
         ));
     }
 }

@@ -38,7 +38,10 @@ pub fn seed(spec: &InferencePoolSpec, members: &[Member<'_>], workloads: &[Workl
     for member in members {
         pods.entry(basis(spec, member)).or_default().insert(member.name());
     }
-    let (finding, blamed) = judge(spec, &pods, workloads);
+    let random = |member: &&Member<'_>| basis(spec, member) == Basis::Random;
+    let shared = members.iter().filter(random).flat_map(|member| member.engines(spec));
+    let shared = shared.filter_map(arguments::shared_cache).min();
+    let (finding, blamed) = judge(spec, &pods, shared, workloads);
     let pace = if finding.reason == Reason::NoPods { Pace::AtOnce } else { Pace::AfterWindow };
     Seen { type_: ConditionType::HashSeedStable, finding, pace, blamed }
 }
@@ -74,6 +77,7 @@ fn release(version: &str) -> Option<(u32, u32)> {
 fn judge(
     spec: &InferencePoolSpec,
     pods: &BTreeMap<Basis, BTreeSet<&str>>,
+    shared: Option<&str>,
     workloads: &[WorkloadStatus],
 ) -> (Finding, BTreeSet<String>) {
     let of = |basis: &Basis| pods.get(basis).cloned().unwrap_or_default();
@@ -93,12 +97,7 @@ fn judge(
         return (Finding::unknown(Reason::NoPods, message), BTreeSet::new());
     }
     if !random.is_empty() {
-        let message = format!(
-            "PYTHONHASHSEED is not set to a number in {}; {}",
-            names(random.iter().copied()),
-            remedy(spec)
-        );
-        let finding = in_progress(workloads).unwrap_or(Finding::fails(Reason::SeedMissing, message));
+        let finding = in_progress(workloads).unwrap_or_else(|| unseeded(spec, &random, &default, shared));
         return (finding, owned(&random));
     }
     if 1 < fixed.len() || (!fixed.is_empty() && !default.is_empty()) {
@@ -127,6 +126,31 @@ fn judge(
         }
     };
     (finding, BTreeSet::new())
+}
+
+/// Pods whose processes have another seed each; `default` are those on the
+/// engine's own constant, and `shared` is the connector to a cache of several engines.
+fn unseeded(
+    spec: &InferencePoolSpec,
+    random: &BTreeSet<&str>,
+    default: &BTreeSet<&str>,
+    shared: Option<&str>,
+) -> Finding {
+    let pods = names(random.iter().copied());
+    if !default.is_empty() {
+        let message = format!(
+            "vLLM 0.29 and later have a fixed seed of their own, here in {}, and earlier releases another one in each \
+             process, here in {pods}; {}",
+            names(default.iter().copied()),
+            remedy(spec)
+        );
+        return Finding::fails(Reason::SeedDiffers, message);
+    }
+    let effect = shared.map_or_else(String::new, |connector| {
+        format!(", so that in the cache which they share ({connector}) no engine finds blocks of another one")
+    });
+    let message = format!("PYTHONHASHSEED is not set to a number in {pods}{effect}; {}", remedy(spec));
+    Finding::fails(Reason::SeedMissing, message)
 }
 
 /// Pods with another seed than most have; a pod on the engine's own constant

@@ -18,8 +18,8 @@ use kvrouter_crds::pool::{Bridge, InferencePoolSpec, InferencePoolStatus, Worklo
 
 use super::members::{Member, endpoints, members};
 use super::observe::Observed;
+use super::pages::page_sizes;
 use super::pairs::{self, Missing};
-use super::parity::parity;
 use super::seed::{seed, stuck};
 use super::validate::{Invalid, ValidPool, selector_text};
 use crate::facts::{self, is_terminating};
@@ -57,7 +57,7 @@ pub fn status(input: &Input<'_>, memory: &Memory) -> Outcome<InferencePoolStatus
         published: &published.conditions,
         pods: &pods,
     };
-    let (parity, rows) = parity(&pool.spec, &members);
+    let (parity, rows) = page_sizes(&pool.spec, &members);
     let seen = [
         accepted(input),
         resolved(input),

@@ -225,8 +225,62 @@ fn page_sizes_are_told_by_the_best_evidence() {
         plain(&["a", "b", "c"]),
         &[paged("a", Some(16), None), paged("b", Some(8), None), paged("c", Some(16), None)],
         ("False", "MixedWithinRole"),
-        &["most have 16 tokens", "but b (8 tokens);"],
+        &["the pool's page has 16 tokens", "but not that of b (8 tokens);"],
     );
+}
+
+/// The pods that are named are those that routers leave out, where they do.
+#[test]
+fn the_pools_page_is_decided_as_routers_decide_it() {
+    let type_ = ConditionType::PageSizeParity;
+    let check_pages =
+        |why: &str, pods: Vec<Arc<Pod>>, workers: &[Value], expected: (&str, &str), parts: &[&str]| {
+            check(why, &settled(&pool(json!({})), &world(pods, workers), &[]), type_, expected, parts);
+        };
+    check_pages(
+        "of equals the larger, as routers have it",
+        plain(&["a", "b"]),
+        &[paged("a", Some(8), None), paged("b", Some(16), None)],
+        ("False", "MixedWithinRole"),
+        &["the pool's page has 16 tokens", "but not that of a (8 tokens);"],
+    );
+    let down =
+        |pod: &str| merged(paged(pod, Some(8), None), json!({"ready": false, "reason": "unreachable"}));
+    check_pages(
+        "who may not be picked has no vote",
+        plain(&["a", "b", "c"]),
+        &[down("a"), down("b"), paged("c", Some(16), None)],
+        ("False", "MixedWithinRole"),
+        &["the pool's page has 16 tokens", "but not that of a (8 tokens), b (8 tokens);"],
+    );
+    let out = merged(paged("b", Some(8), None), json!({"ready": false, "reason": "page_size"}));
+    check_pages(
+        "whom routers leave out",
+        plain(&["a", "b"]),
+        &[paged("a", Some(16), None), out],
+        ("False", "MixedWithinRole"),
+        &["not that of b (8 tokens), and routers send no requests to b;"],
+    );
+    check_pages(
+        "case K28: a hybrid model's page",
+        plain(&["a"]),
+        &[paged("a", Some(528), None)],
+        ("False", "BlockSizeMismatch"),
+        &["spec.blockSize 16: a (528 tokens)", "set spec.blockSize to a multiple of their page"],
+    );
+}
+
+/// Case K29: a block below the smallest page of vLLM.
+#[test]
+fn a_block_below_the_engines_page_is_told() {
+    let status = settled(
+        &pool(json!({"blockSize": 8})),
+        &world(vec![engine_with("a", &["vllm", "serve", "--block-size", "16"])], &[]),
+        &[],
+    );
+    let parts = ["spec.blockSize 8: a (16 tokens)", "set spec.blockSize to a multiple of their page"];
+    check("arguments", &status, ConditionType::PageSizeParity, ("False", "BlockSizeMismatch"), &parts);
+    check("a loss", &status, ConditionType::Degraded, ("True", "BlockSizeMismatch"), &["a (16 tokens)"]);
 }
 
 #[test]
@@ -244,8 +298,9 @@ fn roles_may_not_differ_in_pages_either() {
         &status,
         ConditionType::PageSizeParity,
         ("False", "MixedAcrossRoles"),
-        &["prefill 16, decode 8"],
+        &["prefill 16, decode 8", "not that of d (8 tokens);"],
     );
+    check("case K30", &status, ConditionType::Degraded, ("True", "MixedAcrossRoles"), &["d (8 tokens)"]);
     let roles = status.endpoints.expect("counted").roles;
     assert_eq!(roles.iter().map(|role| role.total).sum::<u32>(), 2, "a pod of no role is in none");
 }
@@ -318,6 +373,21 @@ fn the_seed_is_judged_by_the_pods_that_run() {
         &[],
         ("False", "SeedDiffers"),
         &["b (00)"],
+    );
+    let store = ["vllm", "serve", "--kv-transfer-config", "{\"kv_connector\": \"MooncakeStoreConnector\"}"];
+    check_seed(
+        "case K53: a cache that is shared",
+        vec![engine_with("a", &store)],
+        &[],
+        ("False", "SeedMissing"),
+        &["in a, so that in the cache which they share (MooncakeStoreConnector) no engine finds"],
+    );
+    check_seed(
+        "case K27: two releases of vLLM, both without a seed",
+        plain(&["a", "b"]),
+        &[version("a", "vllm", "0.28.0"), version("b", "vllm", "0.29.0")],
+        ("False", "SeedDiffers"),
+        &["their own, here in b,", "each process, here in a;"],
     );
     check_seed(
         "not needed",

@@ -7,7 +7,7 @@
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use kvrouter_crds::InferencePool;
 use kvrouter_crds::conditions::{Reason, WorkloadState, names};
-use kvrouter_crds::config::EventTransport;
+use kvrouter_crds::config::{DEFAULT_SUBJECT_PREFIX, EventTransport};
 use kvrouter_crds::pool::{InferencePoolSpec, SecretKeyRef, WorkloadRef};
 
 use super::observe::{Observed, WorkloadFacts, WorkloadSeen};
@@ -62,10 +62,49 @@ pub struct Target {
 pub struct Refused {
     /// As the spec names it.
     pub reference: WorkloadRef,
-    /// Why, as its pool's status spells it.
-    pub state: WorkloadState,
+    /// Why.
+    pub why: Refusal,
     /// A sentence that ends with the next step.
     pub message: String,
+}
+
+/// Why a named workload may not be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no such workload.
+    NotFound,
+    /// Another controller makes it.
+    Controlled,
+    /// Its pods are not the pool's.
+    OutsidePool,
+    /// It has no container of that name.
+    ContainerNotFound,
+    /// Its engine's container cannot be told from the others.
+    ContainerAmbiguous,
+}
+
+impl Refusal {
+    /// As the pool's `status.workloads[].state` spells it.
+    pub const fn state(self) -> WorkloadState {
+        match self {
+            Self::NotFound => WorkloadState::WorkloadNotFound,
+            Self::Controlled => WorkloadState::WorkloadControlled,
+            Self::OutsidePool => WorkloadState::WorkloadOutsidePool,
+            Self::ContainerNotFound => WorkloadState::ContainerNotFound,
+            Self::ContainerAmbiguous => WorkloadState::ContainerAmbiguous,
+        }
+    }
+
+    /// As the pool's condition `ResolvedRefs` does.
+    pub const fn reason(self) -> Reason {
+        match self {
+            Self::NotFound => Reason::WorkloadNotFound,
+            Self::Controlled => Reason::WorkloadControlled,
+            Self::OutsidePool => Reason::WorkloadOutsidePool,
+            Self::ContainerNotFound => Reason::ContainerNotFound,
+            Self::ContainerAmbiguous => Reason::ContainerAmbiguous,
+        }
+    }
 }
 
 /// Why a pool cannot be used: at least one complaint, worst first.
@@ -123,7 +162,7 @@ pub fn broker(spec: &InferencePoolSpec, flags: &ChildFlags) -> Result<Option<Bro
              nats.enabled, or choose spec.kvEvents.transport: ZMQ.",
         ));
     };
-    Ok(Some(Broker { url, credentials: None, subject_prefix: "kvrouter".to_owned() }))
+    Ok(Some(Broker { url, credentials: None, subject_prefix: DEFAULT_SUBJECT_PREFIX.to_owned() }))
 }
 
 /// Pods that two pools claim, one complaint for each other pool.
@@ -154,19 +193,19 @@ fn conflicts(own_name: &str, observed: &Observed) -> Vec<Complaint> {
 fn target(spec: &InferencePoolSpec, seen: &WorkloadSeen) -> Result<Target, Refused> {
     let reference = &seen.reference;
     let title = title(reference);
-    let refuse = |state, message: String| Refused { reference: reference.clone(), state, message };
+    let refuse = |why, message: String| Refused { reference: reference.clone(), why, message };
     let Some(facts) = &seen.found else {
         let message = format!(
             "There is no {title} in the namespace; correct its name or remove it from spec.workloads."
         );
-        return Err(refuse(WorkloadState::WorkloadNotFound, message));
+        return Err(refuse(Refusal::NotFound, message));
     };
     if let Some(owner) = &facts.controller {
         let message = format!(
             "{title} is made by {owner}, which would undo every change; set PYTHONHASHSEED and the bridge there and \
              remove it from spec.workloads."
         );
-        return Err(refuse(WorkloadState::WorkloadControlled, message));
+        return Err(refuse(Refusal::Controlled, message));
     }
     let labels = facts.template.metadata.as_ref().and_then(|metadata| metadata.labels.as_ref());
     if !matches(&spec.selector.match_labels, labels) {
@@ -175,10 +214,10 @@ fn target(spec: &InferencePoolSpec, seen: &WorkloadSeen) -> Result<Target, Refus
              from spec.workloads.",
             selector_text(spec)
         );
-        return Err(refuse(WorkloadState::WorkloadOutsidePool, message));
+        return Err(refuse(Refusal::OutsidePool, message));
     }
     let container = container(spec, reference, facts.template.spec.as_ref())
-        .map_err(|(state, message)| refuse(state, message))?;
+        .map_err(|(why, message)| refuse(why, message))?;
     Ok(Target { reference: reference.clone(), facts: facts.clone(), container })
 }
 
@@ -188,7 +227,7 @@ fn container(
     spec: &InferencePoolSpec,
     reference: &WorkloadRef,
     template: Option<&PodSpec>,
-) -> Result<String, (WorkloadState, String)> {
+) -> Result<String, (Refusal, String)> {
     let containers = template.map_or(&[][..], |template| &template.containers);
     let title = title(reference);
     let all = containers.iter().map(|container| container.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -196,13 +235,10 @@ fn container(
         let found = containers.iter().any(|container| container.name == *wanted);
         let message =
             format!("{title} has no container {wanted}, but {all}; correct container in spec.workloads.");
-        return if found { Ok(wanted.clone()) } else { Err((WorkloadState::ContainerNotFound, message)) };
+        return if found { Ok(wanted.clone()) } else { Err((Refusal::ContainerNotFound, message)) };
     }
     let Some(port) = spec.target_ports.first().map(|port| port.number) else {
-        return Err((
-            WorkloadState::ContainerAmbiguous,
-            format!("{title}: the pool has no target port; add one."),
-        ));
+        return Err((Refusal::ContainerAmbiguous, format!("{title}: the pool has no target port; add one.")));
     };
     let declaring: Vec<&Container> =
         containers.iter().filter(|container| declares(container, port)).collect();
@@ -215,20 +251,13 @@ fn container(
                 "{how_many} of the containers of {title} ({all}) declares port {port}; name the engine's as container \
                  in spec.workloads."
             );
-            Err((WorkloadState::ContainerAmbiguous, message))
+            Err((Refusal::ContainerAmbiguous, message))
         }
     }
 }
 
 fn complaint(refusal: &Refused) -> Complaint {
-    let reason = match refusal.state {
-        WorkloadState::WorkloadControlled => Reason::WorkloadControlled,
-        WorkloadState::WorkloadOutsidePool => Reason::WorkloadOutsidePool,
-        WorkloadState::ContainerNotFound => Reason::ContainerNotFound,
-        WorkloadState::ContainerAmbiguous => Reason::ContainerAmbiguous,
-        _ => Reason::WorkloadNotFound,
-    };
-    Complaint::resolved(reason, "spec.workloads", refusal.message.clone())
+    Complaint::resolved(refusal.why.reason(), "spec.workloads", refusal.message.clone())
 }
 
 /// Target ports that no container declares. Ports need no declaration to work,

@@ -28,7 +28,7 @@ fn a_spec_must_make_sense() {
     let workload = json!({"kind": "Deployment", "name": "qwen"});
     check_spec("the sample", json!({}), &[]);
     check_spec("no model", json!({"model": {"name": ""}}), &[("spec.model.name", "is empty")]);
-    check_spec("block size", json!({"blockSize": 0}), &[("spec.blockSize", "1 to 4096")]);
+    check_spec("block size", json!({"blockSize": 0}), &[("spec.blockSize", "1 to 65536")]);
     check_spec(
         "no selector",
         json!({"selector": {"matchLabels": {"app": null}}}),
@@ -107,7 +107,7 @@ fn a_spec_must_make_sense() {
         "several at once, in the order of the spec",
         json!({"blockSize": 0, "kvEvents": {"bridge": "Inject", "transport": "ZMQ"}}),
         &[
-            ("spec.blockSize", "1 to 4096"),
+            ("spec.blockSize", "1 to 65536"),
             ("spec.kvEvents.bridge", "needs transport: NATS"),
             ("spec.kvEvents.bridge", "needs spec.workloads"),
         ],
@@ -272,8 +272,8 @@ fn check_workload(
             assert!(refused.message.contains("Deployment qwen"), "{why}: {}", refused.message);
             let finding =
                 verdict::finding(&valid.complaints, kvrouter_crds::conditions::ConditionType::ResolvedRefs);
-            assert_eq!(finding.map(|it| it.reason.as_str()), Some(refused.state.as_str()), "{why}");
-            Err(refused.state)
+            assert_eq!(finding.map(|it| it.reason.as_str()), Some(refused.why.state().as_str()), "{why}");
+            Err(refused.why.state())
         }
         _ => panic!("{why}: {valid:?}"),
     };

@@ -33,7 +33,7 @@ pub const POOL_LABEL: &str = "kvrouter.dev/pool";
 
 /// A rollout that makes no progress for this long is stuck. A new router waits
 /// up to 60 s for its views before it is ready; starting and pulling come on top.
-const PROGRESS_DEADLINE_SECONDS: i32 = 180;
+pub const PROGRESS_DEADLINE_SECONDS: i32 = 180;
 /// ReplicaSets that are kept for `kubectl rollout undo`.
 const REVISIONS: i32 = 3;
 

@@ -66,7 +66,7 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
             without_header: tenancy.without_header,
         }),
         admin_token_file: None,
-        limits: Limits::default(),
+        limits: limits(router),
         policy: Policy::default(),
         overlap_weights: OverlapWeights::default(),
         load_weights: None,
@@ -83,6 +83,11 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
         decode_input_demand: DecodeInputDemand::default(),
         pd_prefill_guard_release: PrefillGuardRelease::default(),
     }
+}
+
+/// Time-outs and limits: the router's own, but for how long it drains.
+pub fn limits(router: &ValidRouter) -> Limits {
+    Limits { drain_timeout_seconds: router.spec.drain_timeout_seconds, ..Limits::default() }
 }
 
 /// What may change while a router runs: every field that routers of all releases

@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::jiff::Timestamp;
 use kvrouter_crds::conditions::{ConditionType, Finding, Reason, Status, names};
 use kvrouter_crds::config::EventTransport;
-use kvrouter_crds::health::{HealthReport, WorkerHealth};
+use kvrouter_crds::health::{HealthReport, ViewReason, WorkerHealth};
 
-use crate::facts::{self, RouterPod, is_finished, is_ready, is_terminating};
+use super::reports::{Reports, Told, no_replicas, reports, subject, why_not_ready};
+use crate::facts::RouterPod;
 use crate::hysteresis::{Pace, Seen};
 
 /// Worst first: of several findings the first of these is told.
@@ -18,6 +19,7 @@ const SEVERITY: &[Reason] = &[
     Reason::NoPublishers,
     Reason::ForeignDomain,
     Reason::SomeEnginesSilent,
+    Reason::NothingStored,
     Reason::RouterUnreachable,
     Reason::NoReplicas,
     Reason::NoWorkers,
@@ -30,12 +32,12 @@ pub fn events(transport: EventTransport, router: &str, pods: &[RouterPod], now: 
         let message = "The pool wants no cache events (spec.kvEvents.transport: None): routing history and load decide.";
         return Seen::certain(ConditionType::EventsConnected, Finding::holds(Reason::Disabled, message));
     }
-    let (reports, missing) = match reports(router, pods, now) {
+    let Reports { fresh, missing } = match reports(router, pods, now) {
         Ok(found) => found,
-        Err(seen) => return Seen { type_: ConditionType::EventsConnected, ..seen },
+        Err(silence) => return silence.about(ConditionType::EventsConnected),
     };
-    let mut findings: Vec<(Finding, BTreeSet<String>)> =
-        reports.iter().map(|(pod, report)| of_report(transport, router, pod, report)).collect();
+    let mut findings: Vec<Told> =
+        fresh.iter().map(|(pod, report)| of_report(transport, router, pod, report)).collect();
     findings.extend(missing);
     // The first of equals: pods are in the order of their names.
     let worst = findings.into_iter().min_by_key(|(finding, _)| severity(finding));
@@ -50,79 +52,40 @@ pub fn severity(finding: &Finding) -> usize {
     place.unwrap_or(of_status)
 }
 
-/// Reports by the name of their pod, and what is to be said of a pod that is
-/// ready and sends none.
-type Reports<'a> = (Vec<(&'a str, &'a HealthReport)>, Option<(Finding, BTreeSet<String>)>);
-
-/// Fresh reports of all living pods; where there is none at all, what that means.
-///
-/// A pod that is not ready yet need not report.
-pub fn reports<'a>(router: &str, pods: &'a [RouterPod], now: Timestamp) -> Result<Reports<'a>, Seen> {
-    let living: Vec<&RouterPod> =
-        pods.iter().filter(|pod| !is_terminating(&pod.pod) && !is_finished(&pod.pod)).collect();
-    let any = ConditionType::EventsConnected;
-    if living.is_empty() {
-        return Err(Seen::certain(any, no_replicas(router)));
-    }
-    let fresh: Vec<(&str, &HealthReport)> =
-        living.iter().filter_map(|pod| Some((facts::name(&pod.pod), pod.fresh_report(now)?))).collect();
-    let is_silent =
-        |pod: &&&RouterPod| pod.fresh_report(now).is_none() && (is_ready(&pod.pod) || fresh.is_empty());
-    let silent: Vec<&RouterPod> = living.iter().filter(is_silent).copied().collect();
-    let missing = (!silent.is_empty()).then(|| unreachable(router, &silent));
-    match missing {
-        Some((finding, blamed)) if fresh.is_empty() => {
-            Err(Seen { type_: any, finding, pace: Pace::AfterWindow, blamed })
-        }
-        missing => Ok((fresh, missing)),
-    }
-}
-
-fn no_replicas(router: &str) -> Finding {
-    let message =
-        format!("Router {router} has no pods that could tell; look at its RouterAvailable condition.");
-    Finding::unknown(Reason::NoReplicas, message)
-}
-
-fn unreachable(router: &str, pods: &[&RouterPod]) -> (Finding, BTreeSet<String>) {
-    let names_of: BTreeSet<&str> = pods.iter().map(|pod| facts::name(&pod.pod)).collect();
-    let failure = pods.iter().find_map(|pod| pod.poll_failure.as_deref());
-    let failure = failure.map_or_else(String::new, |failure| format!(" ({failure})"));
-    let message = format!(
-        "No health report arrives from pods of router {router}: {}{failure}; see whether they run, and let the operator \
-         reach their port 9090.",
-        names(names_of.iter().copied())
-    );
-    let blamed = names_of.into_iter().map(str::to_owned).collect();
-    (Finding::unknown(Reason::RouterUnreachable, message), blamed)
-}
-
 /// What a router hears of one worker, worst over its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hearing {
     Foreign,
     Silent(&'static str),
+    Storeless,
     Heard,
 }
 
 fn hearing(worker: &WorkerHealth) -> Hearing {
-    let of = |reason: &str| match reason {
-        "domain_mismatch" => Hearing::Foreign,
-        "nothing_heard" => Hearing::Silent("has heard nothing of"),
-        "silence" => Hearing::Silent("hears nothing any more of"),
-        "engine_unreachable" => Hearing::Silent("hears that bridges do not reach the event sockets of"),
-        // All else is about what was heard; `IndexWarm` tells it.
-        _ => Hearing::Heard,
+    let of = |reason: ViewReason| match reason {
+        ViewReason::DomainMismatch => Hearing::Foreign,
+        ViewReason::NothingHeard => Hearing::Silent("has heard nothing of"),
+        ViewReason::Silence => Hearing::Silent("hears nothing any more of"),
+        ViewReason::EngineUnreachable => {
+            Hearing::Silent("hears that bridges do not reach the event sockets of")
+        }
+        ViewReason::NothingStored => Hearing::Storeless,
+        // About what was heard: `IndexWarm` and `RenderParity` tell it.
+        ViewReason::Ok
+        | ViewReason::SnapshotPending
+        | ViewReason::StoresMissing
+        | ViewReason::Gap
+        | ViewReason::PageSizeMismatch
+        | ViewReason::ReportedPageSizeMismatch
+        | ViewReason::NoSequence
+        | ViewReason::RenderDiverged
+        | ViewReason::PrefixCachingOff
+        | ViewReason::Unrecognised => Hearing::Heard,
     };
-    worker.targets.iter().map(|target| of(&target.reason)).min().unwrap_or(Hearing::Heard)
+    worker.targets.iter().map(|target| of(target.reason)).min().unwrap_or(Hearing::Heard)
 }
 
-fn of_report(
-    transport: EventTransport,
-    router: &str,
-    pod: &str,
-    report: &HealthReport,
-) -> (Finding, BTreeSet<String>) {
+fn of_report(transport: EventTransport, router: &str, pod: &str, report: &HealthReport) -> Told {
     if !report.events.connected {
         let message = format!(
             "Pod {pod} of router {router} has no connection to NATS, so hits are forgotten as views grow old; check the \
@@ -176,17 +139,15 @@ fn of_report(
             format!("Pod {pod} of router {router} {how} {}; {next}.", names(all_silent.iter().copied()));
         return told(Reason::SomeEnginesSilent, &all_silent, message);
     }
+    if let Some(storeless) = by_hearing.get(&Hearing::Storeless) {
+        let message = format!(
+            "Pod {pod} of router {router} sees these engines finish prompts and never tell of a stored block: {}; start \
+             them with prefix caching and KV events, or set spec.kvEvents.transport of the pool to None if they are \
+             meant to keep no prefixes.",
+            names(storeless.iter().copied())
+        );
+        return told(Reason::NothingStored, storeless, message);
+    }
     let message = format!("Router {router} hears every engine.");
     (Finding::holds(Reason::Connected, message), BTreeSet::new())
-}
-
-/// The worker as people know it.
-pub fn subject(worker: &WorkerHealth) -> &str {
-    worker.pod.as_deref().unwrap_or(&worker.worker)
-}
-
-/// Why the first worker is not ready.
-pub fn why_not_ready(report: &HealthReport) -> String {
-    let first = report.workers.iter().find(|worker| !worker.ready);
-    first.map_or_else(String::new, |worker| format!(" ({}: {})", subject(worker), worker.reason))
 }

@@ -1,11 +1,15 @@
 //! KvRouter, in five stages.
 
+pub mod applied;
 pub mod build;
 pub mod config;
 pub mod hearing;
+pub mod index;
 pub mod observe;
+pub mod pairs;
 pub mod pod;
-pub mod settings;
+pub mod prompts;
+pub mod reports;
 pub mod status;
 pub mod trouble;
 pub mod validate;
@@ -20,7 +24,8 @@ use kvrouter_crds::KvRouter;
 use self::build::Desired;
 use self::status::Input;
 use crate::apply::{ApplyError, key};
-use crate::controller::{Context, Latest, ReconcileError, is_paused};
+use crate::controller::{Context, Latest, ReconcileError};
+use crate::facts::is_paused;
 
 /// How often it is tried whether a name is free by now: objects that are not
 /// ours are not watched.

@@ -3,26 +3,27 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, ImageVolumeSource,
-    PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
+    ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, ImageVolumeSource,
+    PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, PodTemplateSpec,
     TopologySpreadConstraint, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kvrouter_crds::config::{Limits, START_SETTINGS_KEY};
 use kvrouter_crds::pool::TokenizerSource;
 
 use super::build::{child_name, label_selector, pod_labels};
-use super::config::{SETTINGS_FOLDER, TOKENIZER_FOLDER};
+use super::config::{SETTINGS_FOLDER, TOKENIZER_FOLDER, limits};
 use super::validate::ValidRouter;
 use crate::config::ChildFlags;
 use crate::parts::{
-    Access, CREDENTIALS_FOLDER, IDENTITY_FOLDER, Mounts, TENANCY_FOLDER, USER, resources, seccomp_profile,
-    security_context, variable,
+    Access, CREDENTIALS_FOLDER, IDENTITY_FOLDER, Mounts, TENANCY_FOLDER, USER, probe, resources,
+    seccomp_profile, security_context, variable,
 };
 
 /// Annotation of router pods: digest of the start settings. Another one replaces the pods.
 pub const START_ANNOTATION: &str = "kvrouter.dev/start-settings";
+/// Name of the volume with the secret that keys tenants' salts.
+pub const TENANCY_VOLUME: &str = "tenancy";
 /// Name of the router's container.
 pub const CONTAINER: &str = "router";
 
@@ -61,7 +62,7 @@ fn spec(router: &ValidRouter, flags: &ChildFlags, start_settings_name: &str) -> 
         automount_service_account_token: Some(true),
         // A Service called kvrouter-config would become the variable KVROUTER_CONFIG_...
         enable_service_links: Some(false),
-        termination_grace_period_seconds: Some(grace_seconds(&Limits::default())),
+        termination_grace_period_seconds: Some(grace_seconds(&limits(router))),
         security_context: Some(PodSecurityContext {
             run_as_non_root: Some(true),
             run_as_user: Some(USER),
@@ -106,29 +107,12 @@ fn container(router: &ValidRouter, flags: &ChildFlags, mounts: Vec<VolumeMount>)
         // Half a core, and room for the index of a large fleet.
         resources: Some(router.spec.resources.clone().unwrap_or_else(|| resources("500m", "512Mi", "2Gi"))),
         security_context: Some(security_context()),
-        startup_probe: Some(probe("/readyz", 1, 2, START_SECONDS)),
-        readiness_probe: Some(probe("/readyz", 5, 2, 3)),
-        liveness_probe: Some(probe("/livez", 10, 5, 6)),
+        startup_probe: Some(probe("/readyz", HTTP.0, 1, 2, START_SECONDS)),
+        readiness_probe: Some(probe("/readyz", HTTP.0, 5, 2, 3)),
+        liveness_probe: Some(probe("/livez", HTTP.0, 10, 5, 6)),
         // Why a router refused its settings is in the pod's status then.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         volume_mounts: Some(mounts),
-        ..Default::default()
-    }
-}
-
-fn probe(path: &str, period_seconds: i32, timeout_seconds: i32, failures: i32) -> Probe {
-    let get = HTTPGetAction {
-        path: Some(path.to_owned()),
-        port: IntOrString::String(HTTP.0.to_owned()),
-        scheme: Some("HTTP".to_owned()),
-        ..Default::default()
-    };
-    Probe {
-        http_get: Some(get),
-        period_seconds: Some(period_seconds),
-        timeout_seconds: Some(timeout_seconds),
-        failure_threshold: Some(failures),
-        success_threshold: Some(1),
         ..Default::default()
     }
 }
@@ -159,7 +143,7 @@ fn mounts(router: &ValidRouter, start_settings_name: &str) -> Mounts {
     mounts.add_secret("nats", credentials, CREDENTIALS_FOLDER);
     mounts.add_secret("identity", router.pool.identity_seed_secret_ref.as_ref(), IDENTITY_FOLDER);
     let tenancy = router.spec.tenancy.as_ref().map(|tenancy| &tenancy.salt_secret_ref);
-    mounts.add_secret("tenancy", tenancy, TENANCY_FOLDER);
+    mounts.add_secret(TENANCY_VOLUME, tenancy, TENANCY_FOLDER);
     if let Some(tokenizer) = router.pool.model.tokenizer.as_ref().and_then(tokenizer) {
         mounts.add(tokenizer, TOKENIZER_FOLDER, Access::Read);
     }

@@ -13,17 +13,15 @@ use kvrouter_crds::conditions::{ConditionType, Finding, ROUTER_TYPES, Reason, na
 use kvrouter_crds::router::KvRouterStatus;
 use kvrouter_crds::{InferencePool, KvRouter};
 
-use super::build::{Desired, selector};
+use super::build::{Desired, PROGRESS_DEADLINE_SECONDS, selector};
 use super::observe::Observed;
+use super::pod::TENANCY_VOLUME;
 use super::trouble::{Trouble, trouble};
 use super::validate::Invalid;
-use super::{hearing, settings};
-use crate::facts::{self, is_finished, is_terminating};
+use super::{applied, hearing, index, pairs, prompts, reports};
+use crate::facts::{self, PAUSED_ANNOTATION, is_finished, is_paused, is_terminating};
 use crate::hysteresis::{Memory, Outcome, Pace, Pass, Seen};
 use crate::verdict;
-
-/// Annotation of either kind that stops every write but status.
-pub const PAUSED_ANNOTATION: &str = "kvrouter.dev/paused";
 
 /// Everything from which a router's status follows.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +89,7 @@ fn living_pods(observed: &Observed) -> BTreeSet<String> {
     let routers = observed.pods.iter().filter(|pod| !is_terminating(&pod.pod));
     let mut pods: BTreeSet<String> = routers.clone().map(|pod| facts::name(&pod.pod).to_owned()).collect();
     for report in routers.filter_map(|pod| pod.fresh_report(observed.now)) {
-        pods.extend(report.workers.iter().map(|worker| hearing::subject(worker).to_owned()));
+        pods.extend(report.workers.iter().map(|worker| reports::subject(worker).to_owned()));
     }
     pods
 }
@@ -129,7 +127,7 @@ fn resolved(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     };
     let by_kubelet = || {
         let trouble = troubles.iter().find(missing)?;
-        Some(Finding::fails(trouble.reason, sentence(trouble)))
+        Some(Finding::fails(trouble.reason, sentence(trouble, input.router)))
     };
     let finding = verdict::finding(complaints, type_)
         .or_else(by_kubelet)
@@ -137,8 +135,22 @@ fn resolved(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     Seen::certain(type_, finding)
 }
 
-fn sentence(trouble: &Trouble) -> String {
+/// Whether the Secret that the kubelet misses is named by the router and not by
+/// its pool: by the volume, where it says which, else by the Secret's name.
+fn is_of_router(trouble: &Trouble, router: &KvRouter) -> bool {
+    let says = |what: &str, name: &str| trouble.message.contains(&format!("{what} \"{name}\""));
+    let named = router.spec.tenancy.as_ref().map(|tenancy| &tenancy.salt_secret_ref.name);
+    named.is_some_and(|name| match trouble.message.contains("volume \"") {
+        true => says("volume", TENANCY_VOLUME),
+        false => says("secret", name),
+    })
+}
+
+fn sentence(trouble: &Trouble, router: &KvRouter) -> String {
     let next = match trouble.reason {
+        Reason::SecretNotFound if is_of_router(trouble, router) => {
+            "create the Secret with that key, or correct spec.tenancy.saltSecretRef of the KvRouter"
+        }
         Reason::SecretNotFound => "create the Secret with that key, or correct its name in the pool",
         Reason::ConfigMapNotFound => "create the ConfigMap, or correct its name in the pool",
         Reason::ClaimNotFound => "create the claim, or correct its name in the pool",
@@ -153,13 +165,6 @@ fn sentence(trouble: &Trouble) -> String {
         trouble.pod,
         trouble.message.trim_end_matches(['.', ';', ' '])
     )
-}
-
-fn is_paused(router: &KvRouter) -> bool {
-    let annotations = router.metadata.annotations.as_ref();
-    annotations
-        .and_then(|annotations| annotations.get(PAUSED_ANNOTATION))
-        .is_some_and(|value| value == "true")
 }
 
 fn condition_of<'a>(deployment: &'a Deployment, type_: &str) -> Option<&'a DeploymentCondition> {
@@ -200,7 +205,8 @@ fn progressing(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     if let Some(finding) = creation_failure(input) {
         return certain(finding);
     }
-    let why = troubles.first().map_or_else(String::new, |trouble| format!(" {}", sentence(trouble)));
+    let why =
+        troubles.first().map_or_else(String::new, |trouble| format!(" {}", sentence(trouble, input.router)));
     let Some(deployment) = input.observed.deployment.as_deref() else {
         return certain(Finding::holds(Reason::RollingOut, "The Deployment is being created; wait."));
     };
@@ -210,7 +216,8 @@ fn progressing(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     }) {
         let message = format!(
             "{updated} of {wanted} router pods are of the newest revision and {available} available, and nothing has \
-             moved for 3 minutes.{why} Look at the newest pod: kubectl describe pod."
+             moved for {} minutes.{why} Look at the newest pod: kubectl describe pod.",
+            PROGRESS_DEADLINE_SECONDS / 60
         );
         return certain(Finding::fails(Reason::ProgressDeadlineExceeded, message));
     }
@@ -266,7 +273,7 @@ fn available(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     // Pods that were deleted need no window: the API server says so.
     let pace = if blamed.is_empty() { Pace::AtOnce } else { Pace::AfterWindow };
     let finding = match troubles.first() {
-        Some(trouble) => Finding::fails(trouble.reason, sentence(trouble)),
+        Some(trouble) => Finding::fails(trouble.reason, sentence(trouble, input.router)),
         None if blamed.is_empty() => {
             Finding::fails(Reason::NoReplicasReady, "There is no router pod yet; wait for the Deployment's.")
         }
@@ -300,10 +307,10 @@ fn reported(input: &Input<'_>, troubles: &[Trouble]) -> [Seen; 5] {
     };
     let (pods, now) = (&observed.pods, observed.now);
     [
-        settings::config_applied(desired, name, &router.spec, pods, troubles, now),
-        settings::tokenizer(&pool.spec, &router.spec, name, pods, now),
-        settings::rendering(&pool.spec, name, pods, now),
-        settings::index(&pool.spec, name, pods, now),
+        applied::config_applied(desired, name, &router.spec, pods, troubles, now),
+        prompts::tokenizer(&pool.spec, &router.spec, name, pods, now),
+        prompts::rendering(&pool.spec, name, pods, now),
+        index::index(&pool.spec, name, pods, now),
         hearing::events(pool.spec.kv_events.transport, name, pods, now),
     ]
 }
@@ -315,9 +322,8 @@ fn degraded(input: &Input<'_>, conditions: &[Condition]) -> Seen {
     let type_ = ConditionType::Degraded;
     let Input { router, observed, .. } = *input;
     let name = router.metadata.name.as_deref().unwrap_or_default();
-    let pool = observed.pool.as_deref().filter(|_| input.verdict.is_ok());
-    if let Some(seen) = pool.and_then(|pool| settings::pairs(&pool.spec, name, &observed.pods, observed.now))
-    {
+    let wanted = input.verdict.ok().and_then(|_| pairs::pairs(name, &observed.pods, observed.now));
+    if let Some(seen) = wanted {
         return seen;
     }
     let is_settled = |condition: &&Condition| {

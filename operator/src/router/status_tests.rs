@@ -12,7 +12,7 @@ use super::*;
 use crate::facts::{RouterPod, Warning};
 use crate::sample::{
     WINDOW, around_router, at, divided, flags, merged, not_ready, pool, rendering, report, router,
-    router_pod, worker, worker_heard,
+    router_pod, target, worker, worker_heard,
 };
 
 /// A router, its pool and what is seen of them.
@@ -188,13 +188,21 @@ fn half_a_pair_of_workers_degrades() {
     let type_ = ConditionType::Degraded;
     let divided = json!({"roles": divided("NIXL")});
     let check = |why: &str, workers: &[(&str, &str, bool)], expected: (&str, &str), parts: &[&str]| {
+        let count = |role: &str| workers.iter().filter(|worker| worker.1 == role && worker.2).count();
+        let (prefill, decode) = (count("prefill"), count("decode"));
+        let pairs = json!([
+            {"protocol": "nixl", "prefill": prefill, "decode": decode, "pairs": prefill * decode}]);
         let worker = |(pod, role, ready): &(&str, &str, bool)| {
-            let reason = if *ready { "ok" } else { "pod_not_ready" };
+            let reason = match (ready, pod.starts_with("odd")) {
+                (true, _) => "ok",
+                (false, true) => "page_size",
+                (false, false) => "pod_not_ready",
+            };
             worker(pod, json!({"role": role, "ready": ready, "reason": reason}))
         };
         let workers: Vec<Value> = workers.iter().map(worker).collect();
         let mut world = World::of(json!({}), pool(divided.clone()));
-        let told = world.report(&workers, json!({}));
+        let told = world.report(&workers, json!({"disaggregation": pairs}));
         let pod = |name| router_pod(name, json!({}), Some(told.clone()));
         world.observed.pods = ["chat-1", "chat-2"].map(pod).to_vec();
         world.check(why, type_, expected, parts);
@@ -206,6 +214,9 @@ fn half_a_pair_of_workers_degrades() {
     check("no decode", &[p], ("True", "NoDecodeReady"), &nobody);
     let late = ["(d: pod_not_ready)", "mixed workers serve all requests"];
     check("one that is not ready", &[p, ("d", "decode", false), m], ("True", "NoDecodeReady"), &late);
+    let pages = ["no decode worker that is ready (odd-1, odd-2: page_size)", "with one page"];
+    let odd = [("odd-1", "decode", false), ("odd-2", "decode", false), ("d", "decode", false)];
+    check("case K30", &[&[p], &odd[..]].concat(), ("True", "NoDecodeReady"), &pages);
     check("no prefill", &[d, m], ("True", "NoPrefillReady"), &["no prefill worker"]);
     check("mixed alone", &[m], ("True", "NoPrefillReady"), &["mixed workers serve"]);
     check("nobody at all", &[("p", "prefill", false)], ("Unknown", "NoWorkers"), &[]);
@@ -236,7 +247,7 @@ fn rollouts_are_told_as_the_api_server_sees_them() {
         "stuck",
         type_,
         ("False", "ProgressDeadlineExceeded"),
-        &["3 minutes"],
+        &["moved for 3 minutes."],
     );
     with(condition("ReplicaFailure", "True", "FailedCreate")).check(
         "quota",
@@ -322,6 +333,21 @@ fn a_pod_that_does_not_run_says_why() {
         Some(deployment(json!({"spec": {"replicas": 0}, "status": {"availableReplicas": null}})));
     zero.check("none are wanted", ConditionType::RouterAvailable, ("False", "ScaledToZero"), &["raise it"]);
     zero.check("none has settings", ConditionType::ConfigApplied, ("Unknown", "NoReplicas"), &[]);
+}
+
+#[test]
+fn a_missing_secret_is_sought_where_it_is_named() {
+    let tenants = json!({"tenancy": {"saltSecretRef": {"name": "x", "key": "salt"}}});
+    let missing = |volume: &str| {
+        let text = format!("MountVolume.SetUp failed for volume \"{volume}\" : secret \"x\" not found");
+        let warning = Warning { reason: "FailedMount".to_owned(), message: text };
+        let pod = router_pod("chat-1", waiting("ContainerCreating", ""), None);
+        World::of(tenants.clone(), pool(json!({}))).down(RouterPod { warnings: vec![warning], ..pod })
+    };
+    let reference = ConditionType::ResolvedRefs;
+    let own = ["spec.tenancy.saltSecretRef of the KvRouter"];
+    missing("tenancy").check("the router's own", reference, ("False", "SecretNotFound"), &own);
+    missing("nats").check("the pool's", reference, ("False", "SecretNotFound"), &["its name in the pool"]);
 }
 
 fn ended(code: i32, message: &str) -> RouterPod {
@@ -418,6 +444,45 @@ fn tokenizer_and_index_are_told_by_the_reports() {
     off.check("no events", index, ("True", "Disabled"), &[]);
 }
 
+/// Cases K10 and G09: what a router reports of a view is told, whatever it is.
+#[test]
+fn no_way_of_going_blind_leaves_conditions_green() {
+    let heard = |reason: &str| World::new().reporting(&[worker_heard("a", reason)], json!({}));
+    let (events, index, degraded) =
+        (ConditionType::EventsConnected, ConditionType::IndexWarm, ConditionType::Degraded);
+    let silent = heard("nothing_stored");
+    let parts = ["tell of a stored block: a;", "start them with prefix caching and KV events"];
+    silent.check("traffic without events", events, ("False", "NothingStored"), &parts);
+    silent.check("nothing is known", index, ("False", "NothingStored"), &["a;", "EventsConnected"]);
+    silent.check("a loss", degraded, ("True", "NothingStored"), &["a;"]);
+    let unnumbered = heard("no_sequence");
+    unnumbered.check("they arrive", events, ("True", "Connected"), &[]);
+    unnumbered.check("no proof", index, ("Unknown", "Unsequenced"), &["of a,", "numbers its events"]);
+    unnumbered.check("named", degraded, ("Unknown", "Unsequenced"), &[]);
+    let later = heard("of_the_future");
+    later.check("a newer router", index, ("Unknown", "NotObservable"), &["views of a;", "operator of"]);
+    for reason in ["ok", "prefix_caching_off", "render_diverged"] {
+        heard(reason).check(reason, index, ("True", "Warm"), &[]);
+    }
+    let drifting = |reason: &str, cause: &str| {
+        let reconciled = json!({"share": 0.1, "credit": 1.0, "drift": "less", "cause": cause});
+        let targets = [target(json!({"reason": reason, "reconciled": reconciled}))];
+        World::new().reporting(&[worker("a", json!({"targets": targets}))], json!({}))
+    };
+    let template = drifting("ok", "template");
+    template.check("drift", index, ("False", "Drifting"), &["cached: a", "other tokens", "chat template"]);
+    template.check("a loss", degraded, ("True", "Drifting"), &[]);
+    drifting("ok", "page_size").check("cause", index, ("False", "Drifting"), &["spec.blockSize"]);
+    drifting("no_sequence", "lag").check("worse", index, ("False", "Drifting"), &["late events"]);
+    drifting("gap", "restart").check("explained", index, ("False", "ViewsIncomplete"), &[]);
+    drifting("ok", "of_the_future").check("newer", index, ("False", "Drifting"), &["/health/report"]);
+    drifting("ok", "hybrid_attention").check("expected", index, ("True", "Warm"), &[]);
+    let both = [worker_heard("a", "nothing_stored"), worker_heard("b", "silence")];
+    let both = World::new().reporting(&both, json!({}));
+    both.check("the worst first", events, ("False", "SomeEnginesSilent"), &["of b;"]);
+    both.check("and here", index, ("False", "Syncing"), &["of b;"]);
+}
+
 /// Case C10: what differs is a condition; what cannot be compared is named and no
 /// loss.
 #[test]
@@ -455,6 +520,18 @@ fn other_tokens_are_named_with_their_place() {
     let down =
         World::new().reporting(&[worker("a", json!({"ready": false, "reason": "no_model"}))], json!({}));
     down.check("nobody", type_, ("Unknown", "NoWorkers"), &["a: no_model"]);
+}
+
+/// Case K46c: what an earlier release published under a type that is no more goes.
+#[test]
+fn a_type_that_is_no_more_vanishes() {
+    let mut world = World::new();
+    let mut status = world.settled();
+    let stale = Condition { type_: "IndexHealthy".to_owned(), ..status.conditions[0].clone() };
+    status.conditions.push(stale);
+    world.router.status = Some(status);
+    let types: Vec<String> = world.settled().conditions.into_iter().map(|it| it.type_).collect();
+    assert_eq!(types, ROUTER_TYPES.iter().map(|type_| type_.as_str()).collect::<Vec<_>>());
 }
 
 #[test]

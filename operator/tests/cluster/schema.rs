@@ -100,7 +100,7 @@ fn wrong_pools_are_refused_with_field_and_hint() {
 #[test]
 fn contradictions_of_a_pool_are_refused_with_field_and_hint() {
     pool("no block", "blockSize: 0", "spec.blockSize", "greater than or equal to 1");
-    pool("a huge block", "blockSize: 5000", "spec.blockSize", "less than or equal to 4096");
+    pool("a huge block", "blockSize: 70000", "spec.blockSize", "less than or equal to 65536");
     pool("an engine we do not know", "engine: TensorRT", "spec.engine", "\"VLLM\"");
     pool(
         "an unknown role",

@@ -8,11 +8,12 @@ use kvrouter_core::reconcile::{Cause, Direction, Drift, Share};
 use kvrouter_core::trust::{Reason, State, Verdict};
 use kvrouter_crds::config::{EventTransport, PageSizePolicy, Protocol};
 use kvrouter_crds::health::{
-    ConfigHealth, EventsHealth, HealthReport, LiveSettingsHealth, PairsHealth, Problem, ReconciledHealth,
-    RenderingHealth, SCHEMA_VERSION, TargetHealth, TokenizerHealth, WorkerHealth,
+    ConfigHealth, DriftCause, EventsHealth, HealthReport, LiveSettingsHealth, PairsHealth, Problem,
+    ReconciledHealth, RenderingHealth, SCHEMA_VERSION, TargetHealth, TokenizerHealth, ViewReason,
+    WorkerHealth,
 };
 
-use crate::fleet::{Excluded, Exclusion, Member, Needs, ReadyReason, TargetState, Worker, parity, rendering};
+use crate::fleet::{Excluded, Exclusion, Member, Needs, ReadyReason, TargetState, Worker, pages, rendering};
 use crate::pool::Pool;
 use crate::proxy::pd;
 
@@ -125,7 +126,7 @@ fn reconciled_health(target: &TargetState) -> ReconciledHealth {
         share: share.map(part),
         credit: part(target.trust.credit()),
         drift: drift.map(|drift| drift.direction.label().to_owned()),
-        cause: drift.map(|drift| drift.cause.label().to_owned()),
+        cause: drift.map(|drift| drift_cause(drift.cause)),
     }
 }
 
@@ -139,13 +140,45 @@ fn target_health(pool: &Pool, target: &TargetState) -> TargetHealth {
     TargetHealth {
         rank: target.target.rank.0,
         trust: verdict.state.label().to_owned(),
-        reason: verdict.reason.label().to_owned(),
+        reason: view_reason(verdict.reason),
         credited: verdict.credited,
         event_page_size: facts.page,
         hybrid: facts.hybrid,
         reconciled: Some(reconciled_health(target)),
         epoch: verdict.epoch.0,
         seq: verdict.seq,
+    }
+}
+
+/// The word for it in the report.
+const fn view_reason(reason: Reason) -> ViewReason {
+    match reason {
+        Reason::Ok => ViewReason::Ok,
+        Reason::NothingHeard => ViewReason::NothingHeard,
+        Reason::SnapshotPending => ViewReason::SnapshotPending,
+        Reason::StoresMissing => ViewReason::StoresMissing,
+        Reason::Gap => ViewReason::Gap,
+        Reason::EngineUnreachable => ViewReason::EngineUnreachable,
+        Reason::Silence => ViewReason::Silence,
+        Reason::DomainMismatch => ViewReason::DomainMismatch,
+        Reason::PageSizeMismatch => ViewReason::PageSizeMismatch,
+        Reason::ReportedPageSizeMismatch => ViewReason::ReportedPageSizeMismatch,
+        Reason::NoSequence => ViewReason::NoSequence,
+        Reason::RenderDiverged => ViewReason::RenderDiverged,
+        Reason::PrefixCachingOff => ViewReason::PrefixCachingOff,
+        Reason::NothingStored => ViewReason::NothingStored,
+    }
+}
+
+/// The word for it in the report.
+const fn drift_cause(cause: Cause) -> DriftCause {
+    match cause {
+        Cause::Template => DriftCause::Template,
+        Cause::Salt => DriftCause::Salt,
+        Cause::PageSize => DriftCause::PageSize,
+        Cause::Restart => DriftCause::Restart,
+        Cause::Lag => DriftCause::Lag,
+        Cause::HybridAttention => DriftCause::HybridAttention,
     }
 }
 
@@ -273,7 +306,13 @@ fn no_pair(pool: &Pool, fleet: &[Arc<Worker>], protocol: Protocol) -> Option<Str
             let place = worker.place();
             place.role == *role && place.handover.is_some_and(|handover| handover.protocol == protocol)
         };
-        format!("none of {} {} workers is ready", fleet.iter().filter(is).count(), role.label())
+        let workers = || fleet.iter().filter(is);
+        let is_odd = |worker: &&Arc<Worker>| worker.reason() == ReadyReason::PageSize;
+        let why = match workers().filter(is_odd).count() {
+            0 => String::new(),
+            odd => format!(" ({odd} for their pages, as pageSizePolicy RequireParity has it)"),
+        };
+        format!("none of {} {} workers is ready{why}", workers().count(), role.label())
     };
     let missing: Vec<String> = missing.iter().map(of).collect();
     let instead = match fleet.iter().any(|worker| worker.takes(Role::Mixed)) {
@@ -354,7 +393,7 @@ fn kept_out(pool: &Pool, exclusion: Exclusion) -> String {
 
 /// Pages that differ from the pool's.
 fn of_pages(pool: &Pool, fleet: &[Arc<Worker>]) -> Vec<(Severity, Problem)> {
-    let verdict = parity::judge(pool.config.size.tokens(), &parity::facts(fleet));
+    let verdict = pages::judge(pool.config.size.tokens(), &pages::facts(fleet));
     if pool.live.read().page_sizes == PageSizePolicy::Report {
         // A page that does not divide the block is named by its targets.
         let differs = verdict.odd.iter().filter(|(_, page)| pool.config.size.holds_pages_of(*page));
@@ -506,4 +545,49 @@ fn not_exact(pool: &Pool, worker: &Worker, target: &TargetState, verdict: Verdic
     let credit = if verdict.credited { "" } else { " No hits are credited now." };
     let credit = if verdict.state == State::Mismatched { "" } else { credit };
     Some(message + credit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The label that logs and metrics have is the one in the report, and the
+    /// reader knows it.
+    #[test]
+    fn the_report_spells_reasons_as_the_metrics_do() {
+        let reasons = [
+            Reason::Ok,
+            Reason::NothingHeard,
+            Reason::SnapshotPending,
+            Reason::StoresMissing,
+            Reason::Gap,
+            Reason::EngineUnreachable,
+            Reason::Silence,
+            Reason::DomainMismatch,
+            Reason::PageSizeMismatch,
+            Reason::ReportedPageSizeMismatch,
+            Reason::NoSequence,
+            Reason::RenderDiverged,
+            Reason::PrefixCachingOff,
+            Reason::NothingStored,
+        ];
+        for reason in reasons {
+            assert_eq!(serde_json::json!(view_reason(reason)), reason.label());
+            let read: ViewReason = serde_json::from_value(reason.label().into()).expect("a reason");
+            assert_eq!(read, view_reason(reason));
+        }
+        let causes = [
+            Cause::Template,
+            Cause::Salt,
+            Cause::PageSize,
+            Cause::Restart,
+            Cause::Lag,
+            Cause::HybridAttention,
+        ];
+        for cause in causes {
+            assert_eq!(serde_json::json!(drift_cause(cause)), cause.label());
+        }
+        let later: ViewReason = serde_json::from_value("of_the_future".into()).expect("read all the same");
+        assert_eq!(later, ViewReason::Unrecognised);
+    }
 }

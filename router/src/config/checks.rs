@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, HashSet};
 use kvrouter_core::policy::decode_demand;
 use kvrouter_core::policy::{PolicyKind, Settings};
 use kvrouter_crds::config::{
-    self as file, DiscoveryBackend, EventTransport, LiveSettings, Protocol, RoleName, RouterConfig,
+    self as file, DiscoveryBackend, EventTransport, LiveSettings, MAX_BLOCK_SIZE, MAX_DP_SIZE,
+    MAX_TARGET_PORTS, MAX_WEIGHT, Protocol, RoleName, RouterConfig,
 };
 
 use super::kind_of;
@@ -36,6 +37,9 @@ pub(super) fn check(file: &RouterConfig) -> Checked {
     }
     if file.model.name.is_empty() {
         return complain("model.name", "must not be empty; give the name that requests use");
+    }
+    if file.block_size > MAX_BLOCK_SIZE {
+        return complain("blockSize", format!("must be 1 to {MAX_BLOCK_SIZE}"));
     }
     check_listen(&file.listen)?;
     check_discovery(file)?;
@@ -144,9 +148,6 @@ fn check_discovery(file: &RouterConfig) -> Checked {
         }
     }
 }
-
-/// Most ports of a pod that engines serve on.
-const MAX_TARGET_PORTS: usize = 8;
 
 fn check_kubernetes(kubernetes: &file::KubernetesDiscovery) -> Checked {
     let field = |name: &str| format!("discovery.kubernetes.{name}");
@@ -269,9 +270,6 @@ fn check_workers(file: &RouterConfig) -> Checked {
     }
     Ok(())
 }
-
-/// Most ranks behind one URL: the widest expert parallelism in use is 320.
-const MAX_DP_SIZE: u32 = 1024;
 
 /// The worker that a base URL names: its `host:port`.
 pub fn worker_id(url: &str) -> Result<String, String> {
@@ -469,9 +467,6 @@ fn check_policy(
         None => Ok(()),
     }
 }
-
-/// Largest weight: costs stay finite and exact in a double.
-const MAX_WEIGHT: f64 = 1e6;
 
 fn check_freshness(freshness: &file::Freshness) -> Checked {
     if !(3..=3600).contains(&freshness.budget_seconds) {

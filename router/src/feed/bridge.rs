@@ -19,6 +19,7 @@ use kvrouter_core::blocks::{Domain, Identity, IdentitySeed};
 use kvrouter_core::events::envelope::{Envelope, SnapshotPage, Status, paginate};
 use kvrouter_core::ids::{Epoch, WorkerId};
 use kvrouter_core::units::BlockSize;
+use kvrouter_crds::config::{MAX_DP_SIZE, MAX_TARGET_PORTS};
 use prometheus::{Encoder, IntCounterVec, Opts, Registry, TextEncoder};
 use tokio::net::TcpListener;
 
@@ -78,7 +79,7 @@ impl Settings {
         if !(1..=MAX_DP_SIZE).contains(&flags.dp_size) {
             return wrong("--dp-size", "must be 1 to 1024");
         }
-        if !(1..=MAX_WORKERS).contains(&flags.workers.len()) {
+        if !(1..=MAX_TARGET_PORTS).contains(&flags.workers.len()) {
             return wrong("--worker", "must be given once to eight times");
         }
         if flags.nats_url.parse::<async_nats::ServerAddr>().is_err() {
@@ -116,11 +117,6 @@ impl Settings {
         })
     }
 }
-
-/// Most ranks of a worker: the widest expert parallelism in use is 320.
-const MAX_DP_SIZE: u32 = 1024;
-/// Most workers of a pod: as many as a pool has target ports.
-const MAX_WORKERS: usize = 8;
 
 /// A worker as routers spell it: in lower case, and IPv6 in brackets, which the
 /// address of a pod does not have. `None` for what is no `host:port`.

@@ -11,7 +11,7 @@
 //! their tokens.
 
 pub mod kubernetes;
-pub mod parity;
+pub mod pages;
 pub mod pods;
 pub mod probe;
 pub mod rendering;
@@ -259,8 +259,8 @@ impl Fleet {
     pub fn review_pages(&self, block: u32, policy: PageSizePolicy) {
         let workers = self.workers();
         let odd = match policy {
-            PageSizePolicy::Report => parity::Verdict::default(),
-            PageSizePolicy::RequireParity => parity::judge(block, &parity::facts(&workers)),
+            PageSizePolicy::Report => pages::Verdict::default(),
+            PageSizePolicy::RequireParity => pages::judge(block, &pages::facts(&workers)),
         };
         for worker in workers.iter() {
             worker.set_odd_page(odd.is_kept_out(&worker.id));

@@ -96,9 +96,9 @@ fn picked(
     let lineup = Arc::new(Lineup::new([(target.target.clone(), entrant)]));
     let mut field = Field::default();
     field.begin(&lineup);
-    let trust = target.trust.read(Tick(0), pool.live.read().freshness).verdict();
+    let view = target.trust.read(Tick(0), pool.live.read().freshness);
     let claim = field.claim(Claim::default());
-    field.push(0, claim, trust);
+    field.push(0, claim, view);
     let none: Arc<[BlockHash]> = Arc::from([]);
     let picked = pool.ledger.select_and_book(Tick(0), settings, &request, SPACE, &none, &mut field);
     picked.expect("one candidate")

@@ -17,6 +17,7 @@ use kvrouter_core::reconcile::{self, Comparison, Drift, Reconciliation, Share};
 use kvrouter_core::trust::SharedTrust;
 use kvrouter_core::units::{BlockSize, Tokens};
 use kvrouter_crds::config::{DEFAULT_BOOTSTRAP_PORT, Engine, EventEndpoints, KvEvents, Protocol};
+use kvrouter_crds::health::ODD_PAGE;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use tokio_util::sync::CancellationToken;
 
@@ -250,7 +251,7 @@ impl ReadyReason {
             Self::Unhealthy => "unhealthy",
             Self::NoModel => "no_model",
             Self::OtherModel => "other_model",
-            Self::PageSize => "page_size",
+            Self::PageSize => ODD_PAGE,
         }
     }
 }

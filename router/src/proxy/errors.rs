@@ -96,6 +96,13 @@ pub enum ClientError {
     },
     /// No worker is ready.
     NoWorker,
+    /// No pair stands, because pages differ and must not.
+    UnequalPages {
+        /// A worker that is left out.
+        worker: WorkerId,
+        /// Its page in tokens.
+        page: u32,
+    },
     /// All workers are over their hard cap.
     Overloaded,
     /// The worker that made the response to go on from is over its hard cap.
@@ -136,6 +143,7 @@ impl ClientError {
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NoWorker | Self::ShuttingDown | Self::RouterExhausted => StatusCode::SERVICE_UNAVAILABLE,
+            Self::UnequalPages { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::ModelNotKnownYet { .. } | Self::BodiesOverloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::WorkerFailed { .. } => StatusCode::BAD_GATEWAY,
             Self::FirstByteTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
@@ -165,6 +173,7 @@ impl ClientError {
             Self::NamesBlocks { .. } => "not_kept_apart",
             Self::LongRefusal { .. } => "engine_refused",
             Self::NoWorker => "no_worker",
+            Self::UnequalPages { .. } => "unequal_pages",
             Self::Overloaded => "overloaded",
             Self::MakerOverloaded => "overloaded_maker",
             Self::WorkerFailed { .. } => "worker_failed",
@@ -242,6 +251,9 @@ impl ClientError {
             Self::NoWorker => {
                 "No worker is ready. Try again, or look at /health/report for what is missing.".to_owned()
             }
+            Self::UnequalPages { worker, page } => format!(
+                "No prefill and decode workers with equal pages are ready: worker {worker} has a page of {page} tokens, which is not the pool's. Start the engines of both roles with one page, or set pageSizePolicy to Report."
+            ),
             Self::WorkerFailed { worker, reason } => format!(
                 "Worker {worker} failed before its first byte ({reason}), and no other one could take over. Try again."
             ),

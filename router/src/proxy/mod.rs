@@ -329,7 +329,7 @@ fn note_unrouted(app: &App, unrouted: &Unrouted) -> ClientError {
     let (status, reason, error) = match (unrouted.overloaded, unrouted.follows_its_maker) {
         (true, false) => (429, "overloaded", ClientError::Overloaded),
         (true, true) => (429, "overloaded_maker", ClientError::MakerOverloaded),
-        (false, _) => (503, "no_target", ClientError::NoWorker),
+        (false, _) => (503, "no_target", pd::nobody(&app.pool)),
     };
     let result = ResultRecord { status, failure: Some(reason.into()), ..ResultRecord::default() };
     app.pool.receipts.join(unrouted.receipt, result);

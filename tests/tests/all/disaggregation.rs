@@ -621,6 +621,34 @@ async fn without_a_pair_requests_wait_and_are_refused() {
     assert!(router.has_problem("no_pair", None).await, "{report}");
 }
 
+/// Case K30: with RequireParity, prefill and decode workers whose pages differ are no pair. The one whose page
+/// is not the pool's is left out, and requests are refused with that reason.
+#[tokio::test]
+async fn unequal_pages_are_no_pair_where_parity_is_required() {
+    let prefill = SGLANG.engine(PREFILL, |config| config.page_size = 16).await;
+    let decode = SGLANG.engine(DECODE, |config| config.page_size = 1).await;
+    let more = "limits: {noWorkerWaitSeconds: 1}\npageSizePolicy: RequireParity";
+    let router = Router::start(SGLANG.setup(&[&prefill], &[&decode]).more(more)).await;
+    let [kept, odd] = [&prefill, &decode].map(|engine| engine.http_addr().to_string());
+    until("the odd one is left out", async || {
+        let report = router.report().await;
+        let reason = |id: &str| {
+            let mut workers = report["workers"].as_array().unwrap().iter();
+            workers.find(|worker| worker["worker"] == id).map(|worker| worker["reason"].clone())
+        };
+        (reason(&kept)? == "ok" && reason(&odd)? == "page_size").then_some(())
+    })
+    .await;
+    let (answer, receipts) = ask(&router, "/v1/chat/completions", &chat(false)).await;
+    assert_eq!((answer.status, receipts.len()), (503, 1), "{}", answer.text());
+    let error = answer.json().unwrap()["error"].clone();
+    assert_eq!(error["code"], "unequal_pages", "{error}");
+    assert!(error["message"].as_str().unwrap().contains(&format!("{odd} has a page of 1 tokens")), "{error}");
+    let problems = router.report().await["problems"].to_string();
+    assert!(problems.contains("none of 1 decode workers is ready (1 for their pages"), "{problems}");
+    assert_eq!(total(&prefill, "requests_total").await + total(&decode, "requests_total").await, 0);
+}
+
 /// Prefill that never answers what decode needs is an error that names it.
 #[tokio::test]
 async fn a_prefill_answer_without_parameters_is_an_error() {

@@ -32,7 +32,7 @@ use super::forward::{Ids, Way};
 use super::salting::Salting;
 use super::splice::Splice;
 use super::{App, Attempt, Inbound, outbound};
-use crate::fleet::{Exclusion, Needs, Place, Worker};
+use crate::fleet::{Exclusion, Needs, Place, ReadyReason, Worker};
 use crate::pool::Pool;
 use crate::route::Routed;
 use division::{Division, Indivisible};
@@ -186,6 +186,23 @@ pub(super) fn refusal(app: &App, inbound: &Inbound) -> Option<ClientError> {
         }
     }
     reason.map(|reason| ClientError::Indivisible { reason })
+}
+
+/// What is said where nobody may be picked: that pages differ, where this is why
+/// no pair stands.
+pub(super) fn nobody(pool: &Pool) -> ClientError {
+    let workers = pool.fleet.workers();
+    let is_odd =
+        |worker: &&Arc<Worker>| worker.place().handover.is_some() && worker.reason() == ReadyReason::PageSize;
+    let is_served = || {
+        standing(pool, Needs::default()).is_some() || workers.iter().any(|worker| worker.takes(Role::Mixed))
+    };
+    match workers.iter().find(is_odd) {
+        Some(worker) if !is_served() => {
+            ClientError::UnequalPages { worker: worker.id.clone(), page: worker.page().unwrap_or_default() }
+        }
+        _ => ClientError::NoWorker,
+    }
 }
 
 /// One attempt on a pair.

@@ -3,11 +3,17 @@
 //! Evidence, best first: cache events and the engine's live endpoint, both as
 //! routers report them; then the command line. No engine's default is ever
 //! assumed: what nothing shows is unknown.
+//!
+//! Which page is the pool's is decided as routers decide it, and of workers that
+//! may be picked, as far as routers tell: the pods that are named are those that
+//! routers leave out where `RequireParity` asks them to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvrouter_crds::conditions::{ConditionType, Finding, Reason, names};
 use kvrouter_crds::config::RoleName;
+use kvrouter_crds::health::{ODD_PAGE, WorkerHealth};
+use kvrouter_crds::pages::usual;
 use kvrouter_crds::pool::{InferencePoolSpec, PageSizeSeen};
 
 use super::arguments;
@@ -46,10 +52,14 @@ struct Pages<'a> {
     engine: &'static str,
     sizes: BTreeSet<u32>,
     evidence: Evidence,
+    /// Pages of its workers that could be picked, their pages aside.
+    votes: Vec<u32>,
+    /// Whether a router leaves it out for its page.
+    left_out: bool,
 }
 
 /// What `PageSizeParity` should say, and the rows of `status.pageSizes`.
-pub fn parity(spec: &InferencePoolSpec, members: &[Member<'_>]) -> (Seen, Vec<PageSizeSeen>) {
+pub fn page_sizes(spec: &InferencePoolSpec, members: &[Member<'_>]) -> (Seen, Vec<PageSizeSeen>) {
     let pages: Vec<Pages<'_>> = members.iter().filter_map(|member| pages(spec, member)).collect();
     let (finding, blamed) = judge(spec, &pages);
     let pace = if finding.reason == Reason::NoPods { Pace::AtOnce } else { Pace::AfterWindow };
@@ -68,7 +78,14 @@ fn pages<'a>(spec: &InferencePoolSpec, member: &Member<'a>) -> Option<Pages<'a>>
         [(events, Evidence::Events), (endpoint, Evidence::Endpoint), (arguments, Evidence::Arguments)];
     let best = candidates.into_iter().find(|(sizes, _)| !sizes.is_empty());
     let (sizes, evidence) = best.unwrap_or((BTreeSet::new(), Evidence::None));
+    let able = member.workers.iter().filter(|worker| worker.ready || worker.reason == ODD_PAGE);
+    // Every router tells of the same workers.
+    let votes: BTreeMap<&str, u32> =
+        able.filter_map(|worker| Some((worker.worker.as_str(), page_of(worker)?))).collect();
+    let by_itself = member.workers.is_empty() && member.ready;
     Some(Pages {
+        votes: if by_itself { sizes.iter().copied().collect() } else { votes.into_values().collect() },
+        left_out: member.workers.iter().any(|worker| worker.reason == ODD_PAGE),
         pod: member.name(),
         ready: member.ready,
         role: member.role?,
@@ -76,6 +93,11 @@ fn pages<'a>(spec: &InferencePoolSpec, member: &Member<'a>) -> Option<Pages<'a>>
         sizes,
         evidence,
     })
+}
+
+/// The page of a worker, as routers find it.
+fn page_of(worker: &WorkerHealth) -> Option<u32> {
+    worker.targets.iter().find_map(|target| target.event_page_size).or(worker.reported_page_size)
 }
 
 fn judge(spec: &InferencePoolSpec, pages: &[Pages<'_>]) -> (Finding, BTreeSet<String>) {
@@ -91,13 +113,14 @@ fn judge(spec: &InferencePoolSpec, pages: &[Pages<'_>]) -> (Finding, BTreeSet<St
     let misfits = listed(pages, |_, size| !block.is_multiple_of(size));
     if !misfits.is_empty() {
         let message = format!(
-            "Pages do not divide spec.blockSize {block}: {}; these caches earn no credit: start the engines with a page \
+            "Pages do not divide spec.blockSize {block}: {}; these caches earn no credit{}: start the engines with a page \
              that divides it, or set spec.blockSize to a multiple of their page.",
-            text(&misfits)
+            text(&misfits),
+            left_out(pages)
         );
         return (Finding::fails(Reason::BlockSizeMismatch, message), blamed(&misfits));
     }
-    if let Some(found) = mixed(pages) {
+    if let Some(found) = mixed(block, pages) {
         return found;
     }
     let unknown = |ready: bool| {
@@ -127,44 +150,49 @@ fn judge(spec: &InferencePoolSpec, pages: &[Pages<'_>]) -> (Finding, BTreeSet<St
     }
 }
 
-/// Page sizes that differ inside of one role, else between roles.
-fn mixed(pages: &[Pages<'_>]) -> Option<(Finding, BTreeSet<String>)> {
-    let mut usual: BTreeMap<RoleName, u32> = BTreeMap::new();
-    for role in pages.iter().map(|pages| pages.role).collect::<BTreeSet<_>>() {
-        let of_role: Vec<&Pages<'_>> = pages.iter().filter(|pages| pages.role == role).collect();
-        let Some(majority) = majority(&of_role) else { continue };
-        usual.insert(role, majority);
-        let odd = listed(pages, |pages, size| pages.role == role && size != majority);
-        if !odd.is_empty() {
-            let message = format!(
-                "Page sizes of {} pods differ: most have {majority} tokens, but {}; start all engines with the same page.",
-                role.label(),
-                text(&odd)
-            );
-            return Some((Finding::fails(Reason::MixedWithinRole, message), blamed(&odd)));
-        }
-    }
-    let sizes: BTreeSet<u32> = usual.values().copied().collect();
-    if sizes.len() < 2 {
+/// Pods whose page is not the pool's, in roles that have several pages or in
+/// roles of which each has one.
+fn mixed(block: u32, pages: &[Pages<'_>]) -> Option<(Finding, BTreeSet<String>)> {
+    let all = || pages.iter().flat_map(|pages| &pages.sizes).copied();
+    // While nobody may be picked, everybody counts.
+    let common = usual(block, pages.iter().flat_map(|pages| &pages.votes).copied());
+    let common = common.or_else(|| usual(block, all()))?;
+    let odd = listed(pages, |_, size| size != common);
+    if odd.is_empty() {
         return None;
     }
-    let by_role: Vec<String> = usual.iter().map(|(role, size)| format!("{} {size}", role.label())).collect();
-    let message = format!(
-        "Roles have different page sizes: {}; start all engines with the same page.",
-        by_role.join(", ")
-    );
-    let everybody = pages.iter().map(|pages| pages.pod.to_owned()).collect();
-    Some((Finding::fails(Reason::MixedAcrossRoles, message), everybody))
+    let mut by_role: BTreeMap<RoleName, BTreeSet<u32>> = BTreeMap::new();
+    for pages in pages.iter().filter(|pages| !pages.sizes.is_empty()) {
+        by_role.entry(pages.role).or_default().extend(&pages.sizes);
+    }
+    let (odd_ones, effect) = (text(&odd), left_out(pages));
+    let finding = match by_role.iter().find(|(_, sizes)| 1 < sizes.len()) {
+        Some((role, _)) => {
+            let message = format!(
+                "Page sizes of {} pods differ: the pool's page has {common} tokens, but not that of {odd_ones}{effect}; \
+                 start all engines with the same page.",
+                role.label()
+            );
+            Finding::fails(Reason::MixedWithinRole, message)
+        }
+        None => {
+            let each = by_role.iter().flat_map(|(role, sizes)| sizes.iter().map(move |size| (role, size)));
+            let each: Vec<String> = each.map(|(role, size)| format!("{} {size}", role.label())).collect();
+            let message = format!(
+                "Roles have different page sizes: {}; the pool's page has {common} tokens, but not that of \
+                 {odd_ones}{effect}; start all engines with the same page.",
+                each.join(", ")
+            );
+            Finding::fails(Reason::MixedAcrossRoles, message)
+        }
+    };
+    Some((finding, blamed(&odd)))
 }
 
-/// The size that most pods have; of several, the smallest. None while none is known.
-fn majority(pages: &[&Pages<'_>]) -> Option<u32> {
-    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-    for size in pages.iter().flat_map(|pages| &pages.sizes) {
-        *counts.entry(*size).or_default() += 1;
-    }
-    let most = counts.values().copied().max()?;
-    counts.into_iter().find(|(_, count)| *count == most).map(|(size, _)| size)
+/// Who gets no requests, as a part of a sentence; empty for nobody.
+fn left_out(pages: &[Pages<'_>]) -> String {
+    let pods = names(pages.iter().filter(|pages| pages.left_out).map(|pages| pages.pod));
+    if pods.is_empty() { pods } else { format!(", and routers send no requests to {pods}") }
 }
 
 /// Pods with such a size, and the size.

@@ -3,13 +3,18 @@
 //! The pool's page is the one that most able workers have, among the pages that
 //! divide the block; of two that are equally common, the larger one. A worker is
 //! odd if its page does not divide the block or is not the pool's. Workers whose
-//! page is unknown are not judged. A role that would lose all of its workers
-//! keeps them: unequal pages cost hits, no workers cost requests.
+//! page is unknown are not judged.
+//!
+//! Where all that serve are odd they stay: unequal pages cost hits, no workers
+//! cost requests. Mixed workers stay if each of them is odd; prefill and decode
+//! workers stay together, if each of them is odd and all have one page. A prefill
+//! and a decode worker with different pages are no pair, so neither spares the other.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kvrouter_core::ids::{Role, WorkerId};
+use kvrouter_crds::pages::{fits, usual};
 
 use super::Worker;
 
@@ -35,7 +40,7 @@ pub struct Verdict {
     pub odd: Vec<(WorkerId, u32)>,
     /// Those of them that parity keeps out.
     kept_out: Vec<WorkerId>,
-    /// Roles all of whose able workers are odd.
+    /// Roles whose workers stay although all able ones are odd.
     pub spared: Vec<Role>,
 }
 
@@ -59,23 +64,22 @@ pub fn facts(workers: &[Arc<Worker>]) -> Vec<Facts> {
 
 /// Judges all workers of a pool with blocks of `block` tokens.
 pub fn judge(block: u32, workers: &[Facts]) -> Verdict {
-    let fits = |page: u32| page > 0 && block.is_multiple_of(page);
-    let mut votes: BTreeMap<u32, usize> = BTreeMap::new();
-    for page in workers.iter().filter(|worker| worker.able).filter_map(|worker| worker.page) {
-        if fits(page) {
-            *votes.entry(page).or_default() += 1;
-        }
-    }
-    let page = votes.iter().max_by_key(|(page, votes)| (**votes, **page)).map(|(page, _)| *page);
+    let able = || workers.iter().filter(|worker| worker.able);
+    let page = usual(block, able().filter_map(|worker| worker.page));
     let is_odd = |worker: &Facts| {
-        worker.page.is_some_and(|own| !fits(own) || page.is_some_and(|common| own != common))
+        worker.page.is_some_and(|own| !fits(block, own) || page.is_some_and(|common| own != common))
     };
-    let lost = |role: Role| {
-        let mut able = workers.iter().filter(|worker| worker.able && worker.role == role).peekable();
-        able.peek().is_some() && able.all(is_odd)
+    let of = |role: Role| able().filter(move |worker| worker.role == role);
+    let lost = |role: Role| of(role).next().is_some() && of(role).all(is_odd);
+    let parts = [Role::Prefill, Role::Decode];
+    let is_pair = || {
+        let pages: BTreeSet<Option<u32>> = parts.into_iter().flat_map(of).map(|worker| worker.page).collect();
+        parts.into_iter().all(lost) && pages.len() == 1
     };
-    let spared: Vec<Role> =
-        [Role::Mixed, Role::Prefill, Role::Decode].into_iter().filter(|role| lost(*role)).collect();
+    let mut spared: Vec<Role> = [Role::Mixed].into_iter().filter(|role| lost(*role)).collect();
+    if is_pair() {
+        spared.extend(parts);
+    }
     let mut odd: Vec<&Facts> = workers.iter().filter(|worker| is_odd(worker)).collect();
     odd.sort_by(|a, b| a.id.cmp(&b.id));
     let kept_out = odd.iter().filter(|worker| !spared.contains(&worker.role));
@@ -123,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_pages_are_kept_out_but_never_all_of_a_role() {
+    fn odd_pages_are_kept_out_unless_nobody_would_serve() {
         check("nobody", "", None, "", &[]);
         check("all alike", "16 16 16", Some(16), "", &[]);
         check("one differs", "16 32 16", Some(16), "b", &[]);
@@ -135,7 +139,16 @@ mod tests {
         check("who is not able has no vote", "32! 32! 16", Some(16), "ab", &[]);
         check("nobody would be left", "24 24", None, "", &[Role::Mixed]);
         check("one of unknown page is left", "24 0", None, "a", &[]);
-        check("a role keeps its workers", "16 16 P32 P32 D16", Some(16), "", &[Role::Prefill]);
+        let pair = [Role::Prefill, Role::Decode];
+        check("mixed workers alone stay", "16 P32 P32 D32", Some(32), "", &[Role::Mixed]);
+        check("half of a pair does not spare the other", "16 16 P32 P32 D16", Some(16), "cd", &[]);
+        check("a pair of one page stays", "16 16 16 P32 D32", Some(16), "", &pair);
+        check("and where it does not divide", "P24 D24", None, "", &pair);
+        check("but no two that do not divide", "P24 D48", None, "ab", &[]);
+        check("case K30: the tie goes to the larger", "P64 D1", Some(64), "b", &[]);
+        check("case K30: most decide", "P64 D1 D1", Some(1), "a", &[]);
+        check("case K30: mixed workers go on", "16 P64 P64 D1", Some(64), "d", &[Role::Mixed]);
+        check("decode that is not there yet", "16 16 P32", Some(16), "c", &[]);
         check("a role with one that fits", "16 16 P32 P16", Some(16), "c", &[]);
         check("a larger page does not divide either", "128 64", Some(64), "a", &[]);
     }
