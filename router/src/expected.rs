@@ -8,7 +8,7 @@ use kvrouter_core::policy::{Candidate, hits};
 use kvrouter_core::reconcile::Comparison;
 use kvrouter_core::units::{Blocks, Tokens};
 
-use crate::fleet::{TargetState, Worker};
+use crate::fleet::TargetState;
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::proxy::sse::Usage;
@@ -68,9 +68,4 @@ impl Expected {
         let outcome = state.compare(comparison, pool.config.size);
         pool.metrics.tokens.predictions.with_label_values(&[outcome.label()]).inc();
     }
-}
-
-/// The rank of `worker` that `rank` names.
-pub fn state(worker: &Worker, rank: u32) -> Option<&TargetState> {
-    worker.targets.get(rank as usize).map(|state| &**state)
 }

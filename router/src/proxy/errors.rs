@@ -95,6 +95,8 @@ pub enum ClientError {
     },
     /// No worker is ready.
     NoWorker,
+    /// As many requests wait for a worker as may.
+    WaitingOverloaded,
     /// All workers are over their hard cap.
     Overloaded,
     /// The worker that made the response to go on from is over its hard cap.
@@ -134,6 +136,7 @@ impl ClientError {
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NoWorker | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Self::ModelNotKnownYet { .. } | Self::BodiesOverloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Self::WaitingOverloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::WorkerFailed { .. } => StatusCode::BAD_GATEWAY,
             Self::FirstByteTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
         }
@@ -162,6 +165,7 @@ impl ClientError {
             Self::NamesBlocks { .. } => "not_kept_apart",
             Self::LongRefusal { .. } => "engine_refused",
             Self::NoWorker => "no_worker",
+            Self::WaitingOverloaded => "overloaded_waiting",
             Self::Overloaded => "overloaded",
             Self::MakerOverloaded => "overloaded_maker",
             Self::WorkerFailed { .. } => "worker_failed",
@@ -238,6 +242,10 @@ impl ClientError {
             Self::NoWorker => {
                 "No worker is ready. Try again, or look at /health/report for what is missing.".to_owned()
             }
+            Self::WaitingOverloaded => {
+                "No worker is ready, and as many requests wait for one as may. Try again later, or raise limits.noWorkerWaitRequests."
+                    .to_owned()
+            }
             Self::WorkerFailed { worker, reason } => format!(
                 "Worker {worker} failed before its first byte ({reason}), and no other one could take over. Try again."
             ),
@@ -281,10 +289,11 @@ mod tests {
     #[test]
     fn errors_that_pass_say_when_to_come_back() {
         let name = || "m".to_owned();
-        let cases: [(ClientError, u16, bool); 5] = [
+        let cases: [(ClientError, u16, bool); 6] = [
             (ClientError::ModelNotKnownYet { name: name(), silent: 1 }, 503, true),
             (ClientError::UnknownModel { name: name(), known: Vec::new() }, 404, false),
             (ClientError::BodiesOverloaded, 503, true),
+            (ClientError::WaitingOverloaded, 503, true),
             (ClientError::BodyTimeout { limit: Duration::from_secs(30) }, 408, false),
             (ClientError::BadPath, 400, false),
         ];
