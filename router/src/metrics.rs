@@ -357,6 +357,13 @@ impl Gauges {
                 }
             }
         }
+        self.read_tables(pool);
+    }
+
+    fn read_tables(&self, pool: &Pool) {
+        let set = |gauges: &IntGaugeVec, labels: &[&str], value: u64| {
+            gauges.with_label_values(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
         set(&self.pool, &["index_blocks"], pool.index.unique_blocks() as u64);
         set(&self.pool, &["index_slots"], pool.index.slots_in_use() as u64);
         set(&self.pool, &["workers"], pool.fleet.workers().len() as u64);
