@@ -78,6 +78,7 @@ mod tests {
         check("at the end of the next window", &[window - 1], 2 * window, 0);
         check("both windows", &[window - 1, window], window + 1, 2);
         check("the first of two windows", &[window - 1, window], 2 * window, 1);
+        check("windows do not wait for who asks", &[1, 2 * window - 1], 2 * window + 1, 1);
         check("long after", &[1], 100 * window, 0);
         check("after a pause", &[1, 7 * window + 3], 8 * window, 1);
     }
