@@ -190,7 +190,7 @@ words! {
         ViewsIncomplete,
         /// Views earn no credit because the page does not divide the block.
         PageSizeMismatch,
-        /// Engines finish prompts and never tell of a stored block.
+        /// Engines finish prompts and tell of no stored block.
         NothingStored,
         /// What engines find cached is not what views predict.
         Drifting,

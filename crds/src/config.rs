@@ -586,6 +586,10 @@ pub struct Limits {
     pub first_byte_timeout_seconds: u64,
     /// How long a request waits while no worker is ready.
     pub no_worker_wait_seconds: u64,
+    /// Most requests that wait for that at once.
+    // Left out where it is the default, so that routers of earlier releases read the file.
+    #[serde(skip_serializing_if = "is_default_waiting")]
+    pub no_worker_wait_requests: u64,
     /// How long requests are still taken after SIGTERM, so that everybody can
     /// notice that the router is not ready any more.
     pub drain_delay_seconds: u64,
@@ -605,6 +609,15 @@ pub struct Limits {
 /// itself.
 const DEFAULT_PROMPTS: u64 = 1024;
 
+/// Most requests that wait for a worker unless settings say otherwise: some seconds of
+/// a busy router's, whose bodies have room beside each other.
+const DEFAULT_WAITING: u64 = 1024;
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+const fn is_default_waiting(requests: &u64) -> bool {
+    *requests == DEFAULT_WAITING
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
 const fn is_default_prompts(prompts: &u64) -> bool {
     *prompts == DEFAULT_PROMPTS
@@ -617,6 +630,7 @@ impl Default for Limits {
             connect_timeout_seconds: 3,
             first_byte_timeout_seconds: 600,
             no_worker_wait_seconds: 5,
+            no_worker_wait_requests: DEFAULT_WAITING,
             drain_delay_seconds: 5,
             drain_timeout_seconds: 120,
             receipts: 4096,

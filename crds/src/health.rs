@@ -186,6 +186,8 @@ pub enum ViewReason {
     PrefixCachingOff,
     /// The engine finished many prompts and never stored a block.
     NothingStored,
+    /// It stored blocks, and finished many new prompts without telling of a store.
+    Stalled,
     /// One that a router of a later release knows and this reader does not.
     #[serde(other)]
     Unrecognised,

@@ -1,9 +1,10 @@
 //! Flags, variables and files to validated settings.
 //!
-//! The only module that reads flags and variables, and the only caller of
-//! `serde_yaml`. Flag beats variable beats file. Everything is checked before a
-//! port opens, and every complaint names file, line and field. What makes sense
-//! stands in `checks`.
+//! Here are the settings of `serve`, the flags of `bridge`, and the list of commands;
+//! offline commands keep their flags beside what they do. Variables are read here alone,
+//! and this is the only caller of `serde_yaml`. Flag beats variable beats file.
+//! Everything is checked before a port opens, and every complaint names file, line and
+//! field. What makes sense stands in `checks`.
 
 mod checks;
 
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use http::HeaderName;
-use kvrouter_core::policy::decode_demand::{DecodeDemand, DemandMode};
+use kvrouter_core::policy::decode_demand::{self, DecodeDemand, DemandMode};
 use kvrouter_core::policy::sessions::SessionMode;
 use kvrouter_core::policy::shadow::PolicySet;
 use kvrouter_core::policy::{
@@ -28,6 +29,7 @@ use kvrouter_crds::config::{
     self as file, DEFAULT_SUBJECT_PREFIX, EventTransport, Fallback, ForwardTokenIds, LiveSettings,
     PageSizePolicy, PrefillGuardRelease, Protocol, RouterConfig,
 };
+use tokio::sync::Semaphore;
 
 use crate::feed::zmtp::Endpoint;
 use crate::tenancy::{MIN_SECRET, Tenancy};
@@ -394,7 +396,7 @@ impl ServeConfig {
         let (base, flags) = (&self.base, &self.flags);
         let mut live: LiveSettings = parse(path, text)?;
         if flags.router_policy.is_some() {
-            live.policy = None;
+            leave_out_other_policies(&mut live, base.settings.policy);
         }
         if flags.forward_token_ids.is_some() {
             live.forward_token_ids = None;
@@ -426,6 +428,12 @@ impl ServeConfig {
         let discovery = &self.file.discovery;
         let pods = discovery.kubernetes.iter().flat_map(|found| &found.roles).map(|role| role.protocol);
         pods.chain(discovery.workers.iter().map(|worker| worker.protocol)).flatten().collect()
+    }
+
+    /// How many requests may wait for a worker at once.
+    pub fn waiting_places(&self) -> usize {
+        let places = usize::try_from(self.file.limits.no_worker_wait_requests).unwrap_or(usize::MAX);
+        places.min(Semaphore::MAX_PERMITS)
     }
 
     /// Namespace and name of the ConfigMap with live settings.
@@ -553,6 +561,21 @@ const fn switch(switch: file::Switch) -> Switch {
     match switch {
         file::Switch::Disabled => Switch::Disabled,
         file::Switch::Enabled => Switch::Enabled,
+    }
+}
+
+/// Leaves out of `live` what only counts with another policy than `policy`, which a
+/// flag set: the flag beats that, and the rest of the file stays in force.
+fn leave_out_other_policies(live: &mut LiveSettings, policy: PolicyKind) {
+    live.policy = None;
+    if policy != PolicyKind::CachePlusLoad {
+        live.load_weights = None;
+    }
+    if let Some(shadows) = &mut live.shadow_policies {
+        shadows.retain(|shadow| kind_of(*shadow) != policy);
+    }
+    if let Some(demand) = live.decode_input_demand.as_mut().filter(|_| !decode_demand::suits(policy)) {
+        demand.mode = file::DemandMode::Disabled;
     }
 }
 

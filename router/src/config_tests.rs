@@ -91,6 +91,16 @@ fn bad_files_are_refused_by_line_and_field() {
         ("a tier that is no number", "tierCredits: {disk: .nan}\n", "14: tierCredits.disk: is NaN"),
         ("a slow tier worth more", "tierCredits: {host: 0.2}\n", "14: tierCredits.disk: is 0.25, more than"),
         ("an unknown shadow", "shadowPolicies: [Best]\n", "14: shadowPolicies[0]: unknown variant"),
+        (
+            "a shadow of itself",
+            "shadowPolicies: [CachePlusLoad]\n",
+            "14: shadowPolicies[0]: is the real policy",
+        ),
+        (
+            "a shadow twice",
+            "shadowPolicies: [LMetric, KvAware, LMetric]\n",
+            "14: shadowPolicies[2]: names LMetric a second time",
+        ),
         ("a boolean", "inFlightCredit: off\n", "14: inFlightCredit: "),
         ("short budget", "freshness: {budgetSeconds: 1}\n", "14: freshness.budgetSeconds: must be"),
     ] {
@@ -332,6 +342,51 @@ fn flags_beat_the_file() {
     let config = load(GOOD, &["--router-policy", "kv-aware", "--kv-overlap-weight", "2.5"]).expect("good");
     assert_eq!(config.live.settings.policy, PolicyKind::KvAware);
     assert_eq!(config.live.settings.overlap.default, 2.5);
+}
+
+/// What a live file says of another policy is left out, and nothing else of it.
+#[test]
+fn a_flag_for_the_policy_leaves_the_rest_of_a_live_file_in_force() {
+    let live = "schemaVersion: 1\npolicy: CachePlusLoad\nloadWeights: {queue: 2}\nimageWeight: 7
+shadowPolicies: [KvAware, LeastLoad]\ndecodeInputDemand: {mode: Shadow, requestWeight: 5}\n";
+    let (path, usual) = (Path::new("live.yaml"), LoadWeights::default().queue);
+    use PolicyKind::{CachePlusLoad, KvAware, LeastLoad};
+    let cases: [(&str, PolicyKind, f64, &[PolicyKind], DemandMode); 3] = [
+        ("cache-plus-load", CachePlusLoad, 2.0, &[KvAware, LeastLoad], DemandMode::Shadow),
+        ("kv-aware", KvAware, usual, &[LeastLoad], DemandMode::Shadow),
+        ("least-load", LeastLoad, usual, &[KvAware], DemandMode::Disabled),
+    ];
+    for (flag, policy, queue, shadows, demand) in cases {
+        let config = load(GOOD, &["--router-policy", flag]).expect("good");
+        let settings = config.live_of(live, path).expect(flag).settings;
+        assert_eq!((settings.policy, settings.load.queue), (policy, queue), "{flag}");
+        assert_eq!(settings.shadows.iter().collect::<Vec<_>>(), shadows, "{flag}");
+        assert_eq!((settings.decode_demand.mode, settings.image_weight.0), (demand, 7.0), "{flag}");
+    }
+    let config = load(GOOD, &[]).expect("good");
+    let refused = |text: &str| config.live_of(text, path).expect_err(text).to_string();
+    let contradiction = refused(&live.replace("policy: CachePlusLoad", "policy: KvAware"));
+    assert!(contradiction.contains("live.yaml:3: loadWeights: only count"), "{contradiction}");
+    let itself = refused("schemaVersion: 1\nshadowPolicies: [CachePlusLoad]\n");
+    assert!(itself.contains("live.yaml:2: shadowPolicies[0]: is the real policy"), "{itself}");
+}
+
+/// Whoever looked at a policy in shadow may take it without touching the start settings.
+#[test]
+fn a_live_policy_may_be_a_shadow_of_the_start() {
+    let config = load(&(GOOD.to_owned() + "shadowPolicies: [KvAware]\n"), &[]).expect("good");
+    let live = config.live_of("schemaVersion: 1\npolicy: KvAware\n", Path::new("live.yaml")).expect("good");
+    assert_eq!(live.settings.policy, PolicyKind::KvAware);
+}
+
+#[test]
+fn any_number_of_requests_may_be_allowed_to_wait() {
+    for (limit, places) in [("0", 0), ("7", 7), ("18446744073709551615", Semaphore::MAX_PERMITS)] {
+        let text = format!("{GOOD}limits: {{noWorkerWaitRequests: {limit}}}\n");
+        let places_found = load(&text, &[]).expect("good").waiting_places();
+        // It must not be more than there can be.
+        assert_eq!(Semaphore::new(places_found).available_permits(), places);
+    }
 }
 
 #[test]

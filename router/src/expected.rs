@@ -9,7 +9,7 @@ use kvrouter_core::reconcile::Comparison;
 use kvrouter_core::trust::{Parity, State};
 use kvrouter_core::units::{BlockSize, Blocks, Tokens};
 
-use crate::fleet::{TargetState, Worker};
+use crate::fleet::TargetState;
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
 use crate::proxy::sse::Usage;
@@ -103,11 +103,6 @@ impl Expected {
         let outcome = state.compare(comparison, pool.config.size);
         pool.metrics.tokens.predictions.with_label_values(&[outcome.label()]).inc();
     }
-}
-
-/// The rank of `worker` that `rank` names.
-pub fn state(worker: &Worker, rank: u32) -> Option<&TargetState> {
-    worker.targets.get(rank as usize).map(|state| &**state)
 }
 
 #[cfg(test)]

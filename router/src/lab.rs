@@ -94,6 +94,16 @@ pub enum LabError {
     },
 }
 
+impl LabError {
+    /// What the program exits with: 2 where an input is at fault, 1 otherwise.
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Read { .. } | Self::Trace { .. } => 2,
+            Self::NotBuilt | Self::Write { .. } | Self::Listen { .. } => 1,
+        }
+    }
+}
+
 /// What the page starts with.
 #[derive(Debug, Serialize)]
 struct Start {

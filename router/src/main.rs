@@ -38,17 +38,11 @@ fn main() -> ExitCode {
         }
         Command::Replay(flags) => match kvrouter_router::replay::run(&flags) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
-                ExitCode::from(error.exit_code())
-            }
+            Err(error) => failed(&error, error.exit_code()),
         },
         Command::Tokenize(flags) => match kvrouter_router::prompt::trace::run(&flags) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
-                ExitCode::FAILURE
-            }
+            Err(error) => failed(&error, error.exit_code()),
         },
         Command::Lab(flags) => lab(&flags),
         Command::Study(flags) => match kvrouter_router::study::run(&flags) {
@@ -57,22 +51,23 @@ fn main() -> ExitCode {
                 missed.iter().for_each(|bar| eprintln!("kv-router: {bar}"));
                 if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
             }
-            Err(error) => {
-                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
-                ExitCode::from(error.exit_code())
-            }
+            Err(error) => failed(&error, error.exit_code()),
         },
         Command::Receipts(flags) => match kvrouter_router::receipts::command::run(&flags) {
             Ok(text) => {
                 print!("{text}");
                 ExitCode::SUCCESS
             }
-            Err(error) => {
-                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
-                ExitCode::from(BAD_INPUT)
-            }
+            // It reads files and does nothing else.
+            Err(error) => failed(&error, BAD_INPUT),
         },
     }
+}
+
+/// Says what was wrong, in one line.
+fn failed(error: &(dyn std::error::Error + 'static), code: u8) -> ExitCode {
+    eprintln!("kv-router: {}", kvrouter_router::chain(error));
+    ExitCode::from(code)
 }
 
 /// Serves until Ctrl-C, or writes a file.
@@ -80,10 +75,7 @@ fn lab(flags: &lab::LabFlags) -> ExitCode {
     if let Some(path) = &flags.export {
         return match lab::export(flags, path) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("kv-router: {}", kvrouter_router::chain(&error));
-                ExitCode::from(BAD_INPUT)
-            }
+            Err(error) => failed(&error, error.exit_code()),
         };
     }
     let stop = CancellationToken::new();
@@ -112,7 +104,8 @@ fn run(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kv-router: {error:#}");
-            ExitCode::FAILURE
+            let code = error.downcast_ref::<lab::LabError>().map_or(1, lab::LabError::exit_code);
+            ExitCode::from(code)
         }
     }
 }

@@ -357,11 +357,20 @@ impl Gauges {
                 }
             }
         }
+        self.read_tables(pool);
+    }
+
+    fn read_tables(&self, pool: &Pool) {
+        let set = |gauges: &IntGaugeVec, labels: &[&str], value: u64| {
+            gauges.with_label_values(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
         set(&self.pool, &["index_blocks"], pool.index.unique_blocks() as u64);
         set(&self.pool, &["index_slots"], pool.index.slots_in_use() as u64);
         set(&self.pool, &["workers"], pool.fleet.workers().len() as u64);
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
         set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
+        let waiting = pool.config.waiting_places().saturating_sub(pool.waiting.available_permits());
+        set(&self.pool, &["requests_waiting"], waiting as u64);
         set(&self.pool, &["sessions"], pool.ledger.sessions() as u64);
         set(&self.pool, &["responses"], pool.responses.lock().len() as u64);
         if let Some(cache) = pool.prompter.cache() {
@@ -391,6 +400,113 @@ impl Gauges {
         }
         if let Some(share) = worker.rendering.share_of_first_byte() {
             self.tokenize_share.with_label_values(&[id]).set(share);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use kvrouter_core::policy::PolicyKind;
+
+    use super::*;
+    use crate::fleet::tests::pool;
+    use crate::fleet::{Exclusion, ReadyReason};
+    use crate::prompt::Refusal;
+    use crate::prompt::endpoint::Endpoint;
+    use crate::prompt::family::Family;
+
+    const PAGE: &str = include_str!("../../docs/metrics.md");
+
+    type Words = BTreeSet<&'static str>;
+
+    /// The part of the page from behind `heading` to the next label or heading.
+    fn part(heading: &str) -> &'static str {
+        let (_, rest) = PAGE.split_once(heading).expect(heading);
+        let ends = ["\n**`", "\n#"].into_iter().filter_map(|end| rest.find(end));
+        &rest[..ends.min().unwrap_or(rest.len())]
+    }
+
+    /// What stands in backticks and is spelt as labels are.
+    fn labels(text: &'static str) -> Words {
+        let is_label = |word: &&str| {
+            let of_labels = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
+            word.starts_with(|first: char| first.is_ascii_lowercase()) && word.bytes().all(of_labels)
+        };
+        text.split('`').skip(1).step_by(2).filter(is_label).collect()
+    }
+
+    /// The same, of one column of the tables in `text`.
+    fn column(text: &'static str, column: usize) -> Words {
+        let rows = text.lines().filter(|line| line.starts_with('|'));
+        rows.filter_map(|row| row.split('|').nth(column + 1)).flat_map(labels).collect()
+    }
+
+    /// Exactly these values are documented, as conditions are.
+    #[test]
+    fn the_documentation_lists_exactly_these_labels() {
+        use Endpoint::{Chat, Completions, Embeddings, Generate, Messages, Other, Responses};
+        let endpoints = [Chat, Completions, Messages, Responses, Generate, Embeddings, Other];
+        assert_eq!(labels(part("**`endpoint`**")), endpoints.map(Endpoint::label).into());
+        assert_eq!(labels(part("**`policy`**:")), PolicyKind::ALL.map(PolicyKind::label).into());
+        let roles = [Role::Mixed, Role::Prefill, Role::Decode].map(Role::label);
+        assert_eq!(labels(part("**`role`**")), roles.into());
+        let refusals = [
+            Refusal::NoTokenizer,
+            Refusal::NoTemplate,
+            Refusal::Unrenderable,
+            Refusal::Family(Family::Harmony),
+            Refusal::Media,
+            Refusal::History,
+            Refusal::Malformed,
+            Refusal::Untokenizable,
+            Refusal::Panicked,
+        ];
+        let found = column(part("**`reason`** of `kvrouter_prompt_refusals_total`"), 0);
+        assert_eq!(found, refusals.map(Refusal::label).into());
+    }
+
+    /// Every error that clients can get has its row, and no row is of none.
+    #[test]
+    fn the_documentation_lists_exactly_these_errors() {
+        let source = include_str!("proxy/errors.rs");
+        let (_, code) = source.split_once("pub const fn code").expect("the function");
+        let (code, _) = code.split_once("\n    }").expect("its end");
+        let codes: Words = code.split('"').skip(1).step_by(2).collect();
+        assert!(codes.len() > 20, "{codes:?}");
+        assert_eq!(column(part("### Error codes"), 1), codes);
+    }
+
+    #[test]
+    fn states_of_workers_and_tables_of_the_pool_are_documented() {
+        let reasons = [
+            ReadyReason::Ok,
+            ReadyReason::NotProbed,
+            ReadyReason::Unreachable,
+            ReadyReason::Unhealthy,
+            ReadyReason::NoModel,
+            ReadyReason::OtherModel,
+            ReadyReason::PageSize,
+            ReadyReason::Excluded(Exclusion::PodNotReady),
+            ReadyReason::Excluded(Exclusion::NoRole),
+            ReadyReason::Excluded(Exclusion::TwoRoles),
+            ReadyReason::Excluded(Exclusion::TwoPools),
+            ReadyReason::Excluded(Exclusion::SameAddress),
+        ];
+        let found = labels(part("**`reason`** of `kvrouter_worker_ready`"));
+        let missing: Words =
+            reasons.map(ReadyReason::label).into_iter().filter(|it| !found.contains(it)).collect();
+        assert_eq!(missing, Words::new());
+        let text = pool();
+        let text = text.metrics.render(&text).expect("it renders");
+        let tables =
+            text.lines().filter_map(|line| line.strip_prefix("kvrouter_pool{table=\"")?.split('"').next());
+        let tables: Vec<&str> = tables.collect();
+        assert!(tables.len() > 8, "{tables:?}");
+        let found = labels(part("**`table`** of `kvrouter_pool`"));
+        for table in tables {
+            assert!(found.contains(table), "{table} is not documented");
         }
     }
 }

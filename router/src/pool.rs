@@ -25,6 +25,7 @@ use crate::config::{Live, ServeConfig};
 use crate::fleet::{self, Fleet, TargetState, Worker};
 use crate::metrics::Metrics;
 use crate::prompt::Prompter;
+use crate::prompt::unrendered::Unrendered;
 use crate::receipts::Receipts;
 use crate::responses::Responses;
 
@@ -71,6 +72,10 @@ pub struct Pool {
     /// One permit less. Large bodies need one of these first, so that there is
     /// always a thread that small ones need not wait for.
     pub cpu_for_large: Arc<Semaphore>,
+    /// One permit for each request that may wait for a worker at once.
+    pub waiting: Semaphore,
+    /// What was lately not rendered.
+    pub unrendered: Mutex<Unrendered>,
     /// The only clock.
     pub clock: Clock,
     /// Counters.
@@ -165,6 +170,7 @@ impl Pool {
         let has_live_map = config.live_map().is_some();
         let threads = std::thread::available_parallelism().map_or(1, usize::from).max(2);
         let capacity = usize::try_from(config.file.limits.receipts).unwrap_or(usize::MAX);
+        let places = config.waiting_places();
         Ok(Self {
             live: RwLock::new(config.live.clone()),
             live_refused: RwLock::default(),
@@ -184,6 +190,8 @@ impl Pool {
             tokenizer_failure,
             cpu: Arc::new(Semaphore::new(threads)),
             cpu_for_large: Arc::new(Semaphore::new(threads - 1)),
+            waiting: Semaphore::new(places),
+            unrendered: Mutex::default(),
             clock,
             metrics: Metrics::new()?,
             broker_connected: AtomicBool::new(true),

@@ -25,7 +25,7 @@ use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::{Fallback, Protocol};
 
 use crate::config::Live;
-use crate::expected::{self, Expected};
+use crate::expected::Expected;
 use crate::fleet::{Listed, Needs, Worker};
 use crate::pool::Pool;
 use crate::prompt::endpoint::Endpoint;
@@ -118,7 +118,7 @@ pub struct Routed {
 impl Routed {
     /// The worker answered in full, and reports this usage.
     pub fn prompt_finished(&self, pool: &Pool, usage: Usage) {
-        let Some(state) = expected::state(&self.worker, self.target.rank.0) else { return };
+        let Some(state) = self.worker.target(self.target.rank) else { return };
         if self.has_blocks {
             state.trust.lock().prompt_finished();
         }
@@ -325,7 +325,7 @@ fn pick_in(
     if let Some(beginning) = &ask.beginning {
         pool.beginnings.lock().sent(beginning.first, beginning.own);
     }
-    let state = expected::state(&worker, chosen.target.rank.0).expect("its targets stood for choice");
+    let state = worker.target(chosen.target.rank).expect("its targets stood for choice");
     ask.prompts().for_each(|(_, blocks)| pool.remember(state, ask.namespace, blocks));
     let expected = Expected::of(pool, ask, &chosen, state);
     // A decode engine may keep nothing of a prompt that it fetched.

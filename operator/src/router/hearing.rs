@@ -69,7 +69,7 @@ fn hearing(worker: &WorkerHealth) -> Hearing {
         ViewReason::EngineUnreachable => {
             Hearing::Silent("hears that bridges do not reach the event sockets of")
         }
-        ViewReason::NothingStored => Hearing::Storeless,
+        ViewReason::NothingStored | ViewReason::Stalled => Hearing::Storeless,
         // About what was heard: `IndexWarm` and `RenderParity` tell it.
         ViewReason::Ok
         | ViewReason::SnapshotPending
@@ -141,8 +141,8 @@ fn of_report(transport: EventTransport, router: &str, pod: &str, report: &Health
     }
     if let Some(storeless) = by_hearing.get(&Hearing::Storeless) {
         let message = format!(
-            "Pod {pod} of router {router} sees these engines finish prompts and never tell of a stored block: {}; start \
-             them with prefix caching and KV events, or set spec.kvEvents.transport of the pool to None if they are \
+            "Pod {pod} of router {router} sees these engines finish prompts and tell of no stored block: {}; start them \
+             with prefix caching and KV events, restart one whose publisher has ended, or set spec.kvEvents.transport of the pool to None if they are \
              meant to keep no prefixes.",
             names(storeless.iter().copied())
         );

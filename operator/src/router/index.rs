@@ -50,7 +50,7 @@ const fn flaw_of(reason: ViewReason) -> Option<Flaw> {
         | ViewReason::EngineUnreachable
         | ViewReason::DomainMismatch => Some(Flaw::NoView),
         ViewReason::PageSizeMismatch | ViewReason::ReportedPageSizeMismatch => Some(Flaw::OddPage),
-        ViewReason::NothingStored => Some(Flaw::NothingStored),
+        ViewReason::NothingStored | ViewReason::Stalled => Some(Flaw::NothingStored),
         ViewReason::StoresMissing | ViewReason::Gap => Some(Flaw::Incomplete),
         ViewReason::NoSequence => Some(Flaw::Unsequenced),
         ViewReason::Unrecognised => Some(Flaw::Unrecognised),
@@ -102,8 +102,7 @@ fn finding(flaw: Flaw, who: &str, workers: &str) -> Finding {
             Finding::fails(Reason::PageSizeMismatch, message)
         }
         Flaw::NothingStored => {
-            let message =
-                format!("{who} was never told of a stored block by {workers}; see EventsConnected.");
+            let message = format!("{who} is told of no stored block by {workers}; see EventsConnected.");
             Finding::fails(Reason::NothingStored, message)
         }
         Flaw::Drifting(cause) => {

@@ -450,11 +450,14 @@ fn no_way_of_going_blind_leaves_conditions_green() {
     let heard = |reason: &str| World::new().reporting(&[worker_heard("a", reason)], json!({}));
     let (events, index, degraded) =
         (ConditionType::EventsConnected, ConditionType::IndexWarm, ConditionType::Degraded);
+    let stalled = heard("stalled");
     let silent = heard("nothing_stored");
-    let parts = ["tell of a stored block: a;", "start them with prefix caching and KV events"];
+    let parts = ["tell of no stored block: a;", "start them with prefix caching and KV events"];
     silent.check("traffic without events", events, ("False", "NothingStored"), &parts);
     silent.check("nothing is known", index, ("False", "NothingStored"), &["a;", "EventsConnected"]);
     silent.check("a loss", degraded, ("True", "NothingStored"), &["a;"]);
+    stalled.check("no events any more", events, ("False", "NothingStored"), &["publisher has ended"]);
+    stalled.check("known no more", index, ("False", "NothingStored"), &["a;"]);
     let unnumbered = heard("no_sequence");
     unnumbered.check("they arrive", events, ("True", "Connected"), &[]);
     unnumbered.check("no proof", index, ("Unknown", "Unsequenced"), &["of a,", "numbers its events"]);

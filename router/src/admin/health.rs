@@ -15,6 +15,7 @@ use kvrouter_crds::health::{
 
 use crate::fleet::{Excluded, Exclusion, Member, Needs, ReadyReason, TargetState, Worker, pages, rendering};
 use crate::pool::Pool;
+use crate::prompt::Refusal;
 use crate::proxy::pd;
 
 /// The report as of now.
@@ -167,6 +168,7 @@ const fn view_reason(reason: Reason) -> ViewReason {
         Reason::RenderDiverged => ViewReason::RenderDiverged,
         Reason::PrefixCachingOff => ViewReason::PrefixCachingOff,
         Reason::NothingStored => ViewReason::NothingStored,
+        Reason::Stalled => ViewReason::Stalled,
     }
 }
 
@@ -205,6 +207,8 @@ enum Severity {
     Unsound,
     /// A view claims too little, or less is known of it than of others.
     Incomplete,
+    /// Some prompts are routed by load.
+    Prompts,
     /// Requests are served as before.
     LiveSettings,
 }
@@ -268,6 +272,11 @@ fn of_the_pool(pool: &Pool, fleet: &[Arc<Worker>], excluded: &Excluded) -> Vec<(
             ),
         );
     }
+    for (refusal, count) in pool.unrendered.lock().recent(pool.clock.now()) {
+        if let Some(message) = not_rendered(pool, refusal, count) {
+            say(Severity::Prompts, "prompts_not_rendered", message);
+        }
+    }
     if let Some(reason) = pool.prompter.uncached() {
         say(
             Severity::LiveSettings,
@@ -291,6 +300,16 @@ fn of_the_pool(pool: &Pool, fleet: &[Arc<Worker>], excluded: &Excluded) -> Vec<(
         );
     }
     problems
+}
+
+/// Prompts that the router could not read as the engine does, and what to do.
+fn not_rendered(pool: &Pool, refusal: Refusal, count: u64) -> Option<String> {
+    // Without a tokenizer nothing is rendered, and `no_tokenizer` says so.
+    let advice = refusal.advice().filter(|_| pool.tokenizer_failure.is_none())?;
+    Some(format!(
+        "Of the prompts of the last minutes {count} were not turned into tokens ({}), so they were routed by load: {advice}.",
+        refusal.label()
+    ))
 }
 
 /// Why no pair of `protocol` stands, and what serves instead.

@@ -16,6 +16,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode, header};
+use kvrouter_core::blocks::NamespaceId;
 use kvrouter_core::ids::Role;
 use kvrouter_core::json::canonical_json;
 use kvrouter_core::receipts::Receipt;
@@ -184,7 +185,8 @@ async fn explain(
     }
 }
 
-/// The latest receipts, newest first; of one request with `?request_id=`.
+/// The latest receipts, newest first; of one request with `?request_id=`, of one
+/// namespace with `?namespace=`.
 async fn receipts(State(pool): State<Arc<Pool>>, Query(query): Query<HashMap<String, String>>) -> Response {
     let limit = match query.get("limit").map(|limit| limit.parse::<usize>()) {
         None => RECEIPTS,
@@ -194,8 +196,19 @@ async fn receipts(State(pool): State<Arc<Pool>>, Query(query): Query<HashMap<Str
             return refuse(StatusCode::BAD_REQUEST, &message, "invalid_limit");
         }
     };
-    let wanted = query.get("request_id");
-    let wanted = |entry: &Entry| wanted.is_none_or(|id| *id == entry.record.request_id());
+    let namespace = match query.get("namespace").map(|digest| namespace(digest)) {
+        None => None,
+        Some(Some(namespace)) => Some(namespace),
+        Some(None) => {
+            let message = "`namespace` must be 32 digits of 0-9 and a-f, as receipts print it.";
+            return refuse(StatusCode::BAD_REQUEST, message, "invalid_namespace");
+        }
+    };
+    let id = query.get("request_id");
+    let wanted = |entry: &Entry| {
+        id.is_none_or(|id| *id == entry.record.request_id())
+            && namespace.is_none_or(|namespace| entry.record.namespace() == Some(namespace))
+    };
     let found = pool.receipts.latest(limit, wanted);
     // Hundreds of large receipts take a second to write down.
     let written = match query.get("format").map(String::as_str) {
@@ -213,6 +226,13 @@ async fn receipts(State(pool): State<Arc<Pool>>, Query(query): Query<HashMap<Str
         Ok((kind, text)) => text_of(kind, text),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
+}
+
+/// The namespace whose digest this is, spelt as receipts spell it.
+fn namespace(digest: &str) -> Option<NamespaceId> {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let is_digest = digest.len() == 32 && digest.bytes().all(is_digit);
+    is_digest.then(|| u128::from_str_radix(digest, 16).ok())?.map(NamespaceId)
 }
 
 /// The receipts as canonical JSON of at most `limit` bytes; the oldest are left
@@ -295,6 +315,24 @@ mod tests {
 
     fn receipt(id: &str) -> Receipt {
         entry(id).receipt().expect("ours")
+    }
+
+    #[test]
+    fn a_namespace_is_spelt_as_receipts_spell_it() {
+        let of = |id: u128| json!(NamespaceId(id)).as_str().map(str::to_owned).expect("a text");
+        let settings = Settings::default();
+        for id in [0, 1, u128::MAX, 0x89e3_43d9] {
+            assert_eq!(namespace(&of(id)), Some(NamespaceId(id)));
+            let draft = Draft { namespace: NamespaceId(id), ..Draft::undecided("r", &settings, 16) };
+            assert_eq!(draft.encode().namespace(), Some(NamespaceId(id)), "read without the rest");
+        }
+        let long = of(1) + "0";
+        for bad in
+            ["", "0", "+1", &*long, &of(1)[1..], &of(u128::MAX).to_uppercase(), &of(1).replace('1', "g")]
+        {
+            assert_eq!(namespace(bad), None, "{bad}");
+        }
+        assert_eq!(namespace(&format!("+{}", &of(1)[1..])), None, "a sign is no digit");
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub(super) fn check(file: &RouterConfig) -> Checked {
     check_image_weight(file.image_weight)?;
     check_tiers(&file.tier_credits)?;
     check_sessions(&file.session_affinity)?;
+    check_shadows(&file.shadow_policies, kind_of(file.policy))?;
     check_demand(&file.decode_input_demand, kind_of(file.policy))?;
     check_receipt_files(file.receipt_files.as_ref())?;
     check_tenancy(file.tenancy.as_ref())?;
@@ -326,6 +327,7 @@ pub(super) fn check_live(live: &LiveSettings, file: &RouterConfig, base: &Settin
     check_image_weight(live.image_weight.unwrap_or(0.0))?;
     check_tiers(&live.tier_credits.unwrap_or_default())?;
     check_sessions(&live.session_affinity.unwrap_or_default())?;
+    check_shadows(live.shadow_policies.as_deref().unwrap_or_default(), kind)?;
     let demand = file::DecodeInputDemand {
         mode: super::file_demand(base.decode_demand.mode),
         request_weight: base.decode_demand.request_weight,
@@ -386,6 +388,20 @@ fn check_sessions(affinity: &file::SessionAffinity) -> Checked {
         return Ok(());
     }
     complain("sessionAffinity.ttlSeconds", "must be 1 to 604800")
+}
+
+/// A shadow is evaluated beside the real policy, and each of them once.
+fn check_shadows(shadows: &[file::Policy], real: PolicyKind) -> Checked {
+    for (at, shadow) in shadows.iter().enumerate() {
+        let field = format!("shadowPolicies[{at}]");
+        if kind_of(*shadow) == real {
+            return complain(field, "is the real policy, and shadows are evaluated beside it; remove it");
+        }
+        if shadows[..at].contains(shadow) {
+            return complain(field, format!("names {shadow:?} a second time; list each policy once"));
+        }
+    }
+    Ok(())
 }
 
 /// Input demand replaces what a cost policy prefers; the others have no cost.

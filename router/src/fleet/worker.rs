@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use kvrouter_core::events::envelope::Status;
-use kvrouter_core::ids::{Role, Slot, Target, WorkerId};
+use kvrouter_core::ids::{DpRank, Role, Slot, Target, WorkerId};
 use kvrouter_core::index::Index;
 use kvrouter_core::policy::leases::Account;
 use kvrouter_core::policy::lineup::{Entrant, Standing};
@@ -343,6 +343,11 @@ impl Worker {
     fn stand(&self) {
         let _alone = self.standing_changes.lock();
         self.standing.set(self.is_ready().then(|| self.place().role));
+    }
+
+    /// The state of its rank `rank`, if it has that many.
+    pub fn target(&self, rank: DpRank) -> Option<&TargetState> {
+        self.targets.get(rank.0 as usize).map(|state| &**state)
     }
 
     /// Its targets, as picks see them.

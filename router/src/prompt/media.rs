@@ -103,6 +103,11 @@ fn base64_key(base64: &str) -> ImageKey {
     hasher.update(b"b64");
     let mut chunk = Vec::with_capacity(CHUNK);
     for part in base64.as_bytes().chunks(CHUNK) {
+        // Nearly always there is nothing to change, and looking takes a tenth of copying.
+        if !part.iter().fold(false, |varies, byte| varies | is_varied(*byte)) {
+            hasher.update(part);
+            continue;
+        }
         chunk.clear();
         chunk.extend(part.iter().filter_map(|byte| match byte {
             b'=' | b' ' | b'\n' | b'\r' | b'\t' => None,
@@ -115,12 +120,45 @@ fn base64_key(base64: &str) -> ImageKey {
     ImageKey(hasher.digest())
 }
 
+/// Whether the same bytes may be written without `byte`, or with another one.
+const fn is_varied(byte: u8) -> bool {
+    matches!(byte, b'=' | b' ' | b'\n' | b'\r' | b'\t' | b'-' | b'_')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
     use serde_json::json;
+    use sha2::{Digest, Sha256};
 
     const BASE64: &str = "iVBORw0KGgo+/A==";
+
+    /// Case E14: pictures that differ in their last letter differ, and one costs less than a digest of its bytes
+    /// would, on whatever machine: the least of many short looks, in turn.
+    #[test]
+    fn large_pictures_are_told_apart_and_cheaply() {
+        let picture = "iVBORw0K".repeat(256 << 10);
+        let other = format!("{}L", &picture[..picture.len() - 1]);
+        assert_ne!(key(&picture), key(&other));
+        assert_eq!(key(&picture.replace("BORw", "BO\nRw")), key(&picture), "chunk by chunk");
+        let clock = Clock::start();
+        let time = |work: &dyn Fn()| {
+            let began = clock.micros();
+            work();
+            clock.micros() - began
+        };
+        let (mut ours, mut digest) = (u64::MAX, u64::MAX);
+        for _ in 0..30 {
+            ours = ours.min(time(&|| {
+                std::hint::black_box(key(&picture));
+            }));
+            digest = digest.min(time(&|| {
+                std::hint::black_box(Sha256::digest(&picture));
+            }));
+        }
+        assert!(ours < digest, "{ours} us, and {digest} us for a digest");
+    }
 
     #[test]
     fn the_same_picture_has_one_key_in_every_shape() {

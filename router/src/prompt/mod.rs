@@ -32,6 +32,7 @@ pub mod template;
 pub mod tokenize;
 pub mod tools;
 pub mod trace;
+pub mod unrendered;
 pub mod values;
 
 use std::path::Path;
@@ -135,6 +136,8 @@ pub enum Refusal {
     Malformed,
     /// The tokenizer failed.
     Untokenizable,
+    /// Preparing the prompt hit a fault of ours.
+    Panicked,
 }
 
 impl Refusal {
@@ -149,6 +152,33 @@ impl Refusal {
             Self::History => "history",
             Self::Malformed => "malformed",
             Self::Untokenizable => "untokenizable",
+            Self::Panicked => "panicked",
+        }
+    }
+
+    /// What whoever runs the router can do about it; `None` where that is nothing, or
+    /// another problem says it.
+    pub const fn advice(self) -> Option<&'static str> {
+        match self {
+            Self::NoPrompt | Self::NoTokenizer | Self::History | Self::Malformed => None,
+            Self::NoTemplate => Some(
+                "the model has no chat template; put chat_template.jinja into the folder of model.tokenizer.path",
+            ),
+            Self::Unrenderable => Some(
+                "the chat template failed on them, or they ask for what only the engine can do; try one with `kv-router tokenize`, or run with RUST_LOG=kv_router::prompt=debug to see why",
+            ),
+            Self::Family(_) => Some(
+                "engines encode chats of this model by code of their own, which the router does not have; their hits are not seen, and nothing needs to be mended",
+            ),
+            Self::Media => Some(
+                "where their pictures stand in the prompt is not known; send pictures as parts of messages",
+            ),
+            Self::Untokenizable => Some(
+                "the tokenizer failed; look for warnings of kv_router::prompt in the log, and compare tokenizer.json with the engine's",
+            ),
+            Self::Panicked => Some(
+                "the router has a fault; the log has an error with the id of each request; please report it",
+            ),
         }
     }
 }

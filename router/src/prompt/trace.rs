@@ -92,6 +92,16 @@ pub enum TraceError {
     Print(#[source] std::io::Error),
 }
 
+impl TraceError {
+    /// What the program exits with: 2 where an input is at fault, 1 otherwise.
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Load { .. } | Self::Read { .. } | Self::Parse { .. } | Self::BlockSize => 2,
+            Self::Refused(_) | Self::Print(_) => 1,
+        }
+    }
+}
+
 /// Steps and how long they took.
 struct Steps<'a> {
     clock: &'a Clock,

@@ -103,6 +103,8 @@ pub enum ClientError {
         /// Its page in tokens.
         page: u32,
     },
+    /// As many requests wait for a worker as may.
+    WaitingOverloaded,
     /// All workers are over their hard cap.
     Overloaded,
     /// The worker that made the response to go on from is over its hard cap.
@@ -145,6 +147,7 @@ impl ClientError {
             Self::NoWorker | Self::ShuttingDown | Self::RouterExhausted => StatusCode::SERVICE_UNAVAILABLE,
             Self::UnequalPages { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::ModelNotKnownYet { .. } | Self::BodiesOverloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Self::WaitingOverloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::WorkerFailed { .. } => StatusCode::BAD_GATEWAY,
             Self::FirstByteTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
         }
@@ -174,6 +177,7 @@ impl ClientError {
             Self::LongRefusal { .. } => "engine_refused",
             Self::NoWorker => "no_worker",
             Self::UnequalPages { .. } => "unequal_pages",
+            Self::WaitingOverloaded => "overloaded_waiting",
             Self::Overloaded => "overloaded",
             Self::MakerOverloaded => "overloaded_maker",
             Self::WorkerFailed { .. } => "worker_failed",
@@ -254,6 +258,10 @@ impl ClientError {
             Self::UnequalPages { worker, page } => format!(
                 "No prefill and decode workers with equal pages are ready: worker {worker} has a page of {page} tokens, which is not the pool's. Start the engines of both roles with one page, or set pageSizePolicy to Report."
             ),
+            Self::WaitingOverloaded => {
+                "No worker is ready, and as many requests wait for one as may. Try again later, or raise limits.noWorkerWaitRequests."
+                    .to_owned()
+            }
             Self::WorkerFailed { worker, reason } => format!(
                 "Worker {worker} failed before its first byte ({reason}), and no other one could take over. Try again."
             ),
@@ -301,11 +309,12 @@ mod tests {
     #[test]
     fn errors_that_pass_say_when_to_come_back() {
         let name = || "m".to_owned();
-        let cases: [(ClientError, u16, bool); 6] = [
+        let cases: [(ClientError, u16, bool); 7] = [
             (ClientError::RouterExhausted, 503, true),
             (ClientError::ModelNotKnownYet { name: name(), silent: 1 }, 503, true),
             (ClientError::UnknownModel { name: name(), known: Vec::new() }, 404, false),
             (ClientError::BodiesOverloaded, 503, true),
+            (ClientError::WaitingOverloaded, 503, true),
             (ClientError::BodyTimeout { limit: Duration::from_secs(30) }, 408, false),
             (ClientError::BadPath, 400, false),
         ];

@@ -9,17 +9,14 @@
 //! since 0.27) and sglang/srt/entrypoints/openai/serving_chat.py (`input_ids` of
 //! a chat, since 0.5.13); both take ids as the `prompt` of a completion.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
 
 use kvrouter_crds::config::Engine;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
-use super::splice::{Edit, members, range_in};
+use super::splice::{ByName, Edit, Members, range_in};
 use crate::fleet::Worker;
 use crate::prompt::Prompt;
 use crate::prompt::endpoint::Endpoint;
@@ -84,19 +81,19 @@ impl NotForwarded {
 }
 
 impl Forwardable {
-    /// The ids of `prompt`, which `body` became; `None` where they do not stand for
-    /// all of it or the body has its own.
-    pub fn of(endpoint: Endpoint, variant: Engine, body: &[u8], prompt: &Prompt) -> Option<Self> {
+    /// The ids of `prompt`, which the body with these `members` became; `None` where
+    /// they do not stand for all of it or the body has its own.
+    pub fn of(endpoint: Endpoint, variant: Engine, members: &Members<'_>, prompt: &Prompt) -> Option<Self> {
         let whole = prompt.refused.is_none() && prompt.is_exact && prompt.images.is_empty();
         if !whole || prompt.parts.iter().any(|part| part.tokens.is_empty()) {
             return None;
         }
         let place = match endpoint {
-            Endpoint::Chat if prompt.parts.len() == 1 => place_in_chat(body)?,
-            Endpoint::Completions => place_in_completion(body)?,
+            Endpoint::Chat if prompt.parts.len() == 1 => place_in_chat(members)?,
+            Endpoint::Completions => place_in_completion(members)?,
             _ => return None,
         };
-        let is_list = matches!(&place, Place::Value(range) if body.get(range.start) == Some(&b'['));
+        let is_list = matches!(&place, Place::Value(range) if members.body.get(range.start) == Some(&b'['));
         let lists = prompt.parts.iter().map(|part| part.tokens.clone()).collect();
         Some(Self { variant, lists, is_list, place })
     }
@@ -153,37 +150,37 @@ impl Ids {
     }
 }
 
-fn is(members: &HashMap<Cow<'_, str>, &RawValue>, name: &str) -> bool {
-    members.get(name).is_some_and(|value| value.get() == "true")
+fn is(by_name: &ByName<'_>, name: &str) -> bool {
+    by_name.get(name).is_some_and(|value| value.get() == "true")
 }
 
 /// Right behind the opening brace. Not where the body has ids or parameters of its
 /// own, or wants text back that ids would take away.
-fn place_in_chat(body: &[u8]) -> Option<Place> {
-    let members = members(body)?;
+fn place_in_chat(members: &Members<'_>) -> Option<Place> {
+    let by_name = members.by_name()?;
     let own = ["input_ids", "kv_transfer_params"];
-    if own.iter().any(|name| members.contains_key(*name)) {
+    if own.iter().any(|name| by_name.contains_key(*name)) {
         return None;
     }
-    if is(&members, "echo") || is(&members, "continue_final_message") {
+    if is(by_name, "echo") || is(by_name, "continue_final_message") {
         return None;
     }
-    body.iter().position(|byte| *byte == b'{').map(|at| Place::Member(at + 1))
+    members.body.iter().position(|byte| *byte == b'{').map(|at| Place::Member(at + 1))
 }
 
 /// In place of `prompt`: a text, or a list of texts.
-fn place_in_completion(body: &[u8]) -> Option<Place> {
-    let members = members(body)?;
-    if is(&members, "echo") {
+fn place_in_completion(members: &Members<'_>) -> Option<Place> {
+    let by_name = members.by_name()?;
+    if is(by_name, "echo") {
         return None;
     }
-    let prompt = *members.get("prompt")?;
+    let prompt = *by_name.get("prompt")?;
     let texts = match serde_json::from_str::<Value>(prompt.get()).ok()? {
         Value::String(_) => true,
         Value::Array(items) => !items.is_empty() && items.iter().all(Value::is_string),
         _ => false,
     };
-    range_in(body, prompt).filter(|_| texts).map(Place::Value)
+    range_in(members.body, prompt).filter(|_| texts).map(Place::Value)
 }
 
 fn write_list(text: &mut String, ids: &[u32]) {
@@ -221,7 +218,8 @@ mod tests {
     #[test]
     fn ids_have_their_place_in_the_body() {
         let check = |why: &str, endpoint, body: &str, parts: &[&[u32]], expected: Option<&str>| {
-            let found = Forwardable::of(endpoint, Engine::VLLM, body.as_bytes(), &prompt(parts));
+            let found =
+                Forwardable::of(endpoint, Engine::VLLM, &Members::of(body.as_bytes()), &prompt(parts));
             let text = found.map(|found| {
                 let way = match found.place.clone() {
                     Place::Member(at) => Way::Member(at),
@@ -285,7 +283,8 @@ mod tests {
     #[test]
     fn ids_that_are_not_all_of_the_prompt_stay_here() {
         let body = br#"{"messages":[]}"#;
-        let of = |prompt: &Prompt| Forwardable::of(Endpoint::Chat, Engine::VLLM, body, prompt).is_some();
+        let members = Members::of(body);
+        let of = |prompt: &Prompt| Forwardable::of(Endpoint::Chat, Engine::VLLM, &members, prompt).is_some();
         let whole = prompt(&[&[1]]);
         assert!(of(&whole));
         assert!(!of(&Prompt { is_exact: false, ..whole.clone() }));

@@ -258,7 +258,14 @@ async fn attempts(app: &App, inbound: &Inbound, arrival: &mut Arrival) -> Respon
     }
     for attempt in 1..=ATTEMPTS {
         let way = match attempt {
-            1 => wait_for_a_worker(app, inbound).await,
+            1 => match wait_for_a_worker(app, inbound).await {
+                Ok(way) => way,
+                Err(error) => {
+                    app.pool.metrics.failures.with_label_values(&[error.code()]).inc();
+                    arrival.refused(&error);
+                    return error.into_response();
+                }
+            },
             _ => match app.way(inbound, &excluded) {
                 Some(way) => way,
                 None => break,
@@ -353,8 +360,12 @@ fn has_mixed(app: &App) -> bool {
 }
 
 /// Waits until somebody can serve `inbound`, but not longer than the limit; the
-/// way that nobody stands on where nobody can.
-async fn wait_for_a_worker(app: &App, inbound: &Inbound) -> Way {
+/// way that nobody stands on where nobody can. An error where as many wait as may.
+async fn wait_for_a_worker(app: &App, inbound: &Inbound) -> Result<Way, ClientError> {
+    if let Some(way) = app.way(inbound, &[]) {
+        return Ok(way);
+    }
+    let _place = app.pool.waiting.try_acquire().map_err(|_| ClientError::WaitingOverloaded)?;
     let limit = Duration::from_secs(app.pool.config.file.limits.no_worker_wait_seconds);
     let ready = async {
         loop {
@@ -364,7 +375,7 @@ async fn wait_for_a_worker(app: &App, inbound: &Inbound) -> Way {
             }
         }
     };
-    tokio::time::timeout(limit, ready).await.unwrap_or(Way::Mixed)
+    Ok(tokio::time::timeout(limit, ready).await.unwrap_or(Way::Mixed))
 }
 
 fn first_byte_limit(app: &App) -> Duration {

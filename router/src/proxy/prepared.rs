@@ -18,15 +18,13 @@ use super::errors::ClientError;
 use super::forward::Forwardable;
 use super::pd::division::{Division, Indivisible};
 use super::salting::Salting;
+use super::splice::Members;
 use crate::pool::Pool;
 use crate::prompt::body::Body;
 use crate::prompt::endpoint::{self, Endpoint};
 use crate::prompt::{Asked, Prompt, Refusal, Work};
 use crate::route::Ask;
 use crate::tenancy::Tenant;
-
-/// `reason` label of prompts on which our code panicked.
-const PANICKED: &str = "panicked";
 
 /// What a body says to routing.
 #[derive(Debug)]
@@ -87,7 +85,7 @@ pub async fn prepare(
     match tokio::task::spawn_blocking(work).await {
         Ok(prepared) => prepared.inspect(|prepared| count(pool, endpoint, prepared)),
         Err(error) if error.is_panic() => {
-            pool.metrics.refusals.with_label_values(&[endpoint.label(), PANICKED]).inc();
+            count_refusal(pool, endpoint, Refusal::Panicked);
             tracing::error!(
                 target: "kv_router::prompt", request_id = %request_id, endpoint = %endpoint.label(),
                 bytes = body.len(), "preparing the prompt panicked; it is routed by load"
@@ -96,7 +94,7 @@ pub async fn prepare(
             let work = move || {
                 let salting = tenant.map(|tenant| Salting::of(tenant, endpoint, &body)).transpose()?;
                 let prepared = unread(&own, request_id, &body, salting)?;
-                Ok(Prepared { division: division(&own, endpoint, &body), ..prepared })
+                Ok(Prepared { division: division(&own, endpoint, &Members::of(&body)), ..prepared })
             };
             tokio::task::spawn_blocking(work).await.map_err(|_| ClientError::ShuttingDown)?
         }
@@ -104,13 +102,18 @@ pub async fn prepare(
     }
 }
 
+fn count_refusal(pool: &Pool, endpoint: Endpoint, refusal: Refusal) {
+    pool.metrics.refusals.with_label_values(&[endpoint.label(), refusal.label()]).inc();
+    pool.unrendered.lock().note(pool.clock.now(), refusal);
+}
+
 fn count(pool: &Pool, endpoint: Endpoint, prepared: &Prepared) {
-    let endpoint = endpoint.label();
     match prepared.refused {
         // The path has none; nothing was refused.
         None | Some(Refusal::NoPrompt) => {}
-        Some(refusal) => pool.metrics.refusals.with_label_values(&[endpoint, refusal.label()]).inc(),
+        Some(refusal) => count_refusal(pool, endpoint, refusal),
     }
+    let endpoint = endpoint.label();
     let Work { tokenisations, reused, encoded } = prepared.work;
     pool.metrics.tokenisations.with_label_values(&[endpoint, prepared.variant.label()]).inc_by(tokenisations);
     pool.metrics.prompt_tokens.with_label_values(&["cached"]).inc_by(reused.0);
@@ -125,16 +128,17 @@ pub fn prepare_blocking(
     body: &[u8],
     tenant: Option<Tenant>,
 ) -> Result<Prepared, ClientError> {
+    let members = Members::of(body);
     let parsed = pool.prompter.read(endpoint, tenant.as_ref().map_or(0, Tenant::digest), body);
     if !endpoint.has_a_prompt() {
         let prepared = other(pool, request_id, &parsed.unwrap_or(Body::from_json(Value::Null)));
-        return Ok(Prepared { division: division(pool, endpoint, body), ..prepared });
+        return Ok(Prepared { division: division(pool, endpoint, &members), ..prepared });
     }
     let salting = |tenant: Option<Tenant>| tenant.map(|it| Salting::of(it, endpoint, body)).transpose();
     let Ok(mut parsed) = parsed else {
         check_syntax(body)?;
         let prepared = unread(pool, request_id, body, salting(tenant)?)?;
-        return Ok(Prepared { division: division(pool, endpoint, body), ..prepared });
+        return Ok(Prepared { division: division(pool, endpoint, &members), ..prepared });
     };
     if !parsed.fields.is_object() {
         return Err(ClientError::NotAnObject);
@@ -175,11 +179,11 @@ pub fn prepare_blocking(
     let (refused, work) = (prompt.refused, prompt.work);
     let forwardable = match pool.live.read().forward_token_ids {
         ForwardTokenIds::Never => None,
-        ForwardTokenIds::WhenConfirmed => Forwardable::of(endpoint, variant, body, &prompt).map(Arc::new),
+        ForwardTokenIds::WhenConfirmed => Forwardable::of(endpoint, variant, &members, &prompt).map(Arc::new),
     };
     let apart = salting.as_ref().map(|salting| salting.endpoint);
     let ask = Ask { choices, apart, ..Ask::new(pool, request_id, prompt) };
-    let division = division(pool, endpoint, body);
+    let division = division(pool, endpoint, &members);
     Ok(Prepared { ask, streamed, forwardable, salting, division, refused, variant, work })
 }
 
@@ -218,8 +222,8 @@ fn other(pool: &Pool, request_id: Arc<str>, body: &Body) -> Prepared {
     Prepared::unread(pool, request_id, prompt, is_streamed(&body.fields))
 }
 
-fn division(pool: &Pool, endpoint: Endpoint, body: &[u8]) -> Option<Result<Division, Indivisible>> {
-    (!pool.config.protocols().is_empty()).then(|| Division::of(endpoint, body))
+fn division(pool: &Pool, endpoint: Endpoint, members: &Members<'_>) -> Option<Result<Division, Indivisible>> {
+    (!pool.config.protocols().is_empty()).then(|| Division::of(endpoint, members))
 }
 
 /// Answers that it wants of its prompt; what is no count is 1.

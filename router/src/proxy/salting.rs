@@ -162,7 +162,7 @@ impl Visitor<'_> for Which<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proxy::splice::{Layout, edited, members};
+    use crate::proxy::splice::{Layout, Members, edited};
     use crate::tenancy::Tenancy;
     use bytes::Bytes;
     use http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -266,8 +266,7 @@ mod tests {
     fn a_salt_goes_in_among_other_changes() {
         let both = |body: &str| {
             let salting = Salting::of(tenant(), Endpoint::Chat, body.as_bytes()).expect("an object");
-            let members = members(body.as_bytes()).expect("an object");
-            let layout = Layout::of(body.as_bytes(), &members, &["a"]).expect("an object");
+            let layout = Layout::of(&Members::of(body.as_bytes()), &["a"]).expect("an object");
             let mut splice = Splice::new(&layout);
             salting.put(&mut splice);
             splice.set("a", "1");

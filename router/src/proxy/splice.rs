@@ -6,6 +6,7 @@
 //! one whose value changes.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -38,9 +39,27 @@ pub fn edited(body: &Bytes, mut edits: Vec<Edit>) -> Bytes {
     Bytes::from(out)
 }
 
-/// The members of an object, where they stand in `body`; `None` for anything else.
-pub fn members(body: &[u8]) -> Option<HashMap<Cow<'_, str>, &RawValue>> {
-    serde_json::from_slice(body).ok()
+/// The members of an object by their names.
+pub type ByName<'a> = HashMap<Cow<'a, str>, &'a RawValue>;
+
+/// The members of a body, read when somebody first asks for them, and once.
+#[derive(Debug)]
+pub struct Members<'a> {
+    /// The body.
+    pub body: &'a [u8],
+    read: OnceCell<Option<ByName<'a>>>,
+}
+
+impl<'a> Members<'a> {
+    /// Those of `body`.
+    pub const fn of(body: &'a [u8]) -> Self {
+        Self { body, read: OnceCell::new() }
+    }
+
+    /// By their names, where they stand in the body; `None` for anything but an object.
+    pub fn by_name(&self) -> Option<&ByName<'a>> {
+        self.read.get_or_init(|| serde_json::from_slice(self.body).ok()).as_ref()
+    }
 }
 
 /// Where `value` stands in `body`, which it was borrowed from.
@@ -62,17 +81,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Of `body`, whose members are `members`, with the values of those `names` that
-    /// it has.
-    pub fn of(
-        body: &[u8],
-        members: &HashMap<Cow<'_, str>, &RawValue>,
-        names: &[&'static str],
-    ) -> Option<Self> {
+    /// Of the object with these `members`, with the values of those `names` that it
+    /// has; `None` where there is no object.
+    pub fn of(members: &Members<'_>, names: &[&'static str]) -> Option<Self> {
+        let (body, by_name) = (members.body, members.by_name()?);
         let start = body.iter().position(|byte| *byte == b'{')? + 1;
-        let value = |name: &&'static str| Some((*name, range_in(body, members.get(*name)?)?));
+        let value = |name: &&'static str| Some((*name, range_in(body, by_name.get(*name)?)?));
         let values = names.iter().filter_map(value).collect();
-        Some(Self { start, is_empty: members.is_empty(), values })
+        Some(Self { start, is_empty: by_name.is_empty(), values })
     }
 
     fn value(&self, name: &str) -> Option<&Range<usize>> {
@@ -138,9 +154,8 @@ mod tests {
     #[test]
     fn only_what_is_set_changes() {
         let check = |why: &str, body: &str, sets: &[(&'static str, &'static str)], expected: &str| {
-            let members = members(body.as_bytes()).expect("an object");
             let names: Vec<&'static str> = sets.iter().map(|(name, _)| *name).collect();
-            let layout = Layout::of(body.as_bytes(), &members, &names).expect("an object");
+            let layout = Layout::of(&Members::of(body.as_bytes()), &names).expect("an object");
             let mut splice = Splice::new(&layout);
             sets.iter().for_each(|(name, value)| splice.set(name, *value));
             assert_eq!(splice.apply(&Bytes::copy_from_slice(body.as_bytes())), expected, "{why}");

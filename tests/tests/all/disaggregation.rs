@@ -565,6 +565,30 @@ async fn a_prefill_that_fails_late_ends_the_stream() {
     router.is_idle().await;
 }
 
+/// What ends a prefill leg that runs is in its receipt and in the metric, by one word each.
+#[tokio::test]
+async fn a_prefill_leg_that_is_ended_says_why() {
+    let refusing =
+        || vec![b"HTTP/1.1 422 Unprocessable\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno".to_vec()];
+    for (reason, status, answer) in [("decode_refused", 422, refusing()), ("decode_failed", 502, Vec::new())]
+    {
+        let prefill = SGLANG.engine(PREFILL, |_| {}).await;
+        let decode = RawWorker::start(move |_| answer.clone()).await;
+        let entry = format!("{{url: \"http://{}\", role: Decode, protocol: SGLang}}", decode.address);
+        let workers = vec![SGLANG.worker(&prefill, "Prefill"), entry];
+        let setup = Setup { events: "{transport: None}".to_owned(), ..Setup::of(workers) };
+        let router = ready(Router::start(setup).await).await;
+        fault(&prefill, json!({"hang": 1})).await;
+        let (answer, receipts) = ask(&router, "/v1/chat/completions", &chat(false)).await;
+        assert_eq!((answer.status, receipts.len()), (status, 2), "{reason}: {}", answer.text());
+        let of_prefill = of_role(&receipts, "Prefill")[0];
+        assert_eq!(of_prefill["result"]["failure"], reason, "{of_prefill}");
+        let labelled = format!("reason=\"{reason}\"");
+        assert_eq!(router.metric("kvrouter_attempt_failures_total", &labelled).await, 1.0);
+        router.is_idle().await;
+    }
+}
+
 /// Neither leg is waited for longer than any worker is.
 #[tokio::test]
 async fn a_leg_that_does_not_answer_is_given_up_in_time() {

@@ -283,14 +283,15 @@ async fn an_engine_that_stops_telling_of_stores_is_named() {
     router.agrees_with(&mute).await;
     fault(&mute, json!({"hold_events": true})).await;
     let rank = async || router.view(&id(&mute)).await["ranks"][0].clone();
-    let mut number = 1;
+    let number = std::cell::Cell::new(1);
     until("it is named", async || {
-        number += 1;
-        router.chat(&long(number), 1).await;
+        number.set(number.get() + 1);
+        router.chat(&long(number.get()), 1).await;
         tokio::time::sleep(std::time::Duration::from_millis(500)).await;
         (rank().await["reason"] == "stalled").then_some(())
     })
     .await;
+    let number = number.get();
     assert!(number > 16, "{number}");
     assert!(router.has_problem("stalled", Some(&id(&mute))).await);
     until("its credit ends", async || (rank().await["credited"] == false).then_some(())).await;

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::harness::{MODEL, Router, Setup, engine, fault, id, long, received, total, unique};
-use crate::raw_worker::RawWorker;
+use crate::raw_worker::{Idle, RawWorker};
+
+const CHAT: &str = "/v1/chat/completions";
 
 fn chat() -> Value {
     json!({"model": MODEL, "messages": long(1), "max_tokens": 2})
@@ -147,6 +149,57 @@ async fn a_mistake_of_the_client_passes_untouched_and_is_not_retried() {
     assert_eq!(router.metric("kvrouter_leases_booked", "").await, 28.0, "one attempt each");
     assert_eq!(router.metric("kvrouter_worker_ready", "").await, 2.0);
     router.is_idle().await;
+}
+
+/// Case A27: connections that workers close while nobody uses them.
+#[tokio::test]
+async fn connections_that_were_closed_meanwhile_are_not_used() {
+    const IDLE: Duration = Duration::from_millis(50);
+    let worker = RawWorker::keeping(Idle::Closed(IDLE), "{}").await;
+    let router = Router::start(Setup::in_turn(&[&worker.address.to_string()])).await;
+    for round in 0..10 {
+        let all = futures::future::join_all((0..4).map(|_| router.post(CHAT, chat()))).await;
+        let statuses: Vec<u16> = all.iter().map(|answer| answer.status).collect();
+        assert_eq!(statuses, [200; 4], "round {round}");
+        tokio::time::sleep(IDLE * 2).await;
+    }
+    assert_eq!(router.metric("kvrouter_attempt_failures_total", "").await, 0.0);
+}
+
+/// Cases A27 and E08: engines close connections that were idle for 5 s. A request that meets that moment would be
+/// lost, so the router gives connections up before: none is used again after 4.5 s. Alone, and in a pair.
+#[tokio::test]
+async fn connections_are_given_up_before_engines_close_them() {
+    let strict =
+        async || RawWorker::keeping(Idle::Stranded(Duration::from_millis(4500)), "{\"text\":\"a\"}").await;
+    let (alone, prefill, decode) = (strict().await, strict().await, strict().await);
+    let single = Router::start(Setup::in_turn(&[&alone.address.to_string()])).await;
+    let entry = |worker: &RawWorker, role: &str| {
+        format!("{{url: \"http://{}\", role: {role}, protocol: SGLang}}", worker.address)
+    };
+    let workers = vec![entry(&prefill, "Prefill"), entry(&decode, "Decode")];
+    let pair = Router::start(Setup { events: "{transport: None}".to_owned(), ..Setup::of(workers) }).await;
+    let all = async || {
+        let asked = (0..8).map(|_| async {
+            tokio::join!(single.post(CHAT, chat()), pair.post("/generate", json!({"text": "a"})))
+        });
+        for (of_single, of_pair) in futures::future::join_all(asked).await {
+            assert_eq!(
+                (of_single.status, of_pair.status),
+                (200, 200),
+                "{} {}",
+                of_single.text(),
+                of_pair.text()
+            );
+        }
+    };
+    all().await;
+    // Longer than the router keeps them, and before the probes of the router could be the last to use one.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    all().await;
+    for router in [&single, &pair] {
+        assert_eq!(router.metric("kvrouter_attempt_failures_total", "").await, 0.0);
+    }
 }
 
 /// Case A26.

@@ -10,7 +10,9 @@ use http::Method;
 use kvrouter_tests::client::{Answer, Client};
 use kvrouter_tests::process::{Process, RouterAddresses, sibling};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tempfile::TempDir;
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 /// The model that all engines and routers here serve.
@@ -26,11 +28,21 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[track_caller]
 pub(crate) fn until<T, Asked: Future<Output = Option<T>>>(
     what: &str,
+    ask: impl FnMut() -> Asked,
+) -> impl Future<Output = T> {
+    within(DEADLINE, what, ask)
+}
+
+/// The same, where being in time is the point.
+#[track_caller]
+pub(crate) fn within<T, Asked: Future<Output = Option<T>>>(
+    limit: Duration,
+    what: &str,
     mut ask: impl FnMut() -> Asked,
 ) -> impl Future<Output = T> {
     let caller = std::panic::Location::caller();
     async move {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = Instant::now() + limit;
         loop {
             if let Some(answer) = ask().await {
                 return answer;
@@ -185,6 +197,11 @@ impl Router {
         });
         let at = process.router_addresses().await.unwrap();
         Self { at, client: Client::new(), process, folder }
+    }
+
+    /// A connection to it, and nothing sent yet.
+    pub(crate) async fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.at.http).await.unwrap()
     }
 
     /// The file that it was started with.
@@ -378,6 +395,23 @@ pub(crate) async fn chat_directly(engine: &EngineSim, messages: &Value, rank: Op
         rank.iter().map(|rank| ("x-data-parallel-rank", rank.as_str())).collect();
     let answer = Client::new().send(Method::POST, &url, &headers, body.to_string().into()).await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+/// The head of a POST with a body of so many bytes.
+pub(crate) fn head(path: &str, length: usize) -> String {
+    format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n")
+}
+
+/// The most memory that a process has had.
+pub(crate) fn peak_kib(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// SHA-256 as the simulated engine prints it.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// One user message of some hundred tokens; equal numbers give equal text.

@@ -1,13 +1,15 @@
 //! Start and stop: what is refused before a port opens, and how a router leaves.
 
+use std::process::Command;
 use std::time::Duration;
 
 use http::Method;
 use http_body_util::BodyExt;
 use kvrouter_tests::client::Client;
+use kvrouter_tests::process::sibling;
 use serde_json::json;
 
-use crate::harness::{MODEL, Router, Setup, engine, id, long, spawn, until};
+use crate::harness::{MODEL, Router, Setup, TOKENIZER, engine, id, long, spawn, until};
 
 /// How long a router may take to end.
 const END: Duration = Duration::from_secs(20);
@@ -97,4 +99,47 @@ async fn a_taken_port_is_named() {
     let (_folder, mut process) = spawn(&file);
     assert_eq!(process.ended(END).await.unwrap().code(), Some(1));
     assert!(process.output().contains("listen.http"), "{}", process.output());
+}
+
+/// Inputs that cannot be used end every command with 2, anything else that goes wrong with 1.
+#[test]
+fn bad_inputs_end_every_command_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path.display().to_string()
+    };
+    let (bad, absent) = (file("bad", "{"), folder.path().join("absent").display().to_string());
+    let refused = file("refused", "{\"prompt\": \"a\", \"suffix\": \"b\"}");
+    let page = folder.path().join("page.html").display().to_string();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let of_completions = ["--endpoint", "/v1/completions"];
+    let tokenize = |model: &str, body: &str| {
+        let start = ["tokenize", "--model", model, "--body", body];
+        start.iter().chain(&of_completions).map(|word| (*word).to_owned()).collect::<Vec<_>>()
+    };
+    let words = |all: &[&str]| all.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    for (why, arguments, code) in [
+        ("no model", tokenize(&absent, &bad), 2),
+        ("no body", tokenize(TOKENIZER, &absent), 2),
+        ("no JSON", tokenize(TOKENIZER, &bad), 2),
+        ("no block", [tokenize(TOKENIZER, &refused), words(&["--block-size", "0"])].concat(), 2),
+        ("a prompt that is refused", tokenize(TOKENIZER, &refused), 1),
+        ("no trace to show", words(&["lab", "--trace", &absent]), 2),
+        ("a bad trace to show", words(&["lab", "--trace", &bad]), 2),
+        ("a bad trace to export", words(&["lab", "--trace", &bad, "--export", &page]), 2),
+        ("a port that is taken", words(&["lab", "--listen", &taken]), 1),
+        ("no trace", words(&["replay", "--trace", &absent]), 2),
+        ("a bad trace", words(&["replay", "--trace", &bad]), 2),
+        ("no receipts", words(&["receipts", "verify", &absent]), 2),
+        ("bad receipts", words(&["receipts", "csv", &bad]), 2),
+        ("no settings", words(&["serve", "--config", &absent]), 2),
+    ] {
+        let output = Command::new(sibling("kv-router").unwrap()).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{why}: {said}");
+        assert!(said.starts_with("kv-router: ") && said.lines().count() == 1, "{why}: {said}");
+    }
 }

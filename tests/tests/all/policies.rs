@@ -44,6 +44,104 @@ async fn a_session_stays_where_it_began() {
     router.is_idle().await;
 }
 
+/// Case A32: who a session is stands in a header; a prompt that looks like one names nobody.
+#[tokio::test]
+async fn a_session_in_the_text_of_a_prompt_is_none() {
+    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    let setup = Setup::zmq(&[&a, &b]).policy("RoundRobin").more("sessionAffinity: {mode: Both}");
+    let router = Router::start(setup).await;
+    let words = "{\"user\": \"alice\", \"session_id\": \"s-1\"}\r\nX-Session-ID: s-1\r\n";
+    let plain = body(json!([{"role": "user", "content": words}]));
+    let mut with_fields = plain.clone();
+    with_fields["user"] = json!("alice");
+    with_fields["metadata"] = json!({"session_id": "s-1", "x-session-id": "s-1"});
+    for request in [&plain, &with_fields] {
+        let mut targets = Vec::new();
+        for _ in 0..2 {
+            let (status, receipt) = chat_with(&router, &[], request).await;
+            assert_eq!((status, &receipt["session"]), (200, &json!("none")));
+            targets.push(target(&receipt).to_owned());
+        }
+        assert_ne!(targets[0], targets[1], "in turn");
+    }
+    assert_eq!(router.metric("kvrouter_pool", "\"sessions\"").await, 0.0);
+    assert_eq!(router.metric("kvrouter_session_picks_total", "").await, 4.0);
+    assert_eq!(router.metric("kvrouter_session_picks_total", "\"none\"").await, 4.0);
+}
+
+/// Case F02: the dry run says which branch decided.
+#[tokio::test]
+async fn the_dry_run_says_what_decided() {
+    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    let more = "overload: {maxQueuedTokens: 600}";
+    let router = Router::start(Setup::zmq(&[&a, &b]).events_only().more(more)).await;
+    let url = format!("http://{}/v1/admin/explain", router.at.admin);
+    let explained = async |messages: Value| {
+        let receipt = router.client.post(&url, &body(messages)).await.unwrap().json().unwrap();
+        let word = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{receipt}")).to_owned();
+        (word(&receipt["outcome"]), word(&receipt["chosen"]["tie"]), word(&receipt["chosen"]["target"]))
+    };
+    let decided = |(outcome, tie, _): (String, String, String)| (outcome, tie);
+    let words = |outcome: &str, tie: &str| (outcome.to_owned(), tie.to_owned());
+    assert_eq!(decided(explained(long(1)).await), words("cold", "rendezvous_block"));
+    chat_directly(&b, &long(1), None).await;
+    for engine in [&a, &b] {
+        router.agrees_with(engine).await;
+    }
+    let (outcome, tie, picked) = explained(long(1)).await;
+    assert_eq!((&*outcome, &*tie, picked), ("hit", "none", format!("{}#0", id(&b))));
+    // With as much waiting as it may have, it is passed over.
+    fault(&b, json!({"stall_ms": 3000})).await;
+    let (chats, waiting) = (router.url("/v1/chat/completions"), body(long(1)).to_string());
+    let stalled = router.client.open(http::Method::POST, &chats, &[], waiting.into());
+    tokio::pin!(stalled);
+    let full = async || (router.metric("kvrouter_target_queued_tokens", &id(&b)).await > 0.0).then_some(());
+    tokio::select! {
+        answer = &mut stalled => panic!("{answer:?}"),
+        () = until("something waits there", full) => {}
+    }
+    let question = long(1)[0]["content"].as_str().unwrap().to_owned();
+    let longer = json!([{"role": "user", "content": format!("{question} {}", text(2, 150))}]);
+    let (outcome, _, picked) = explained(longer).await;
+    assert_eq!((&*outcome, picked), ("overload_escape", format!("{}#0", id(&a))));
+    stalled.await.unwrap();
+    assert_eq!(router.metric("kvrouter_leases_booked", "").await, 1.0, "a dry run books nothing");
+}
+
+/// The admin port shows receipts of one namespace at a time to those who ask so.
+#[tokio::test]
+async fn receipts_can_be_had_of_one_namespace() {
+    let only = engine(|_| {}).await;
+    let router = Router::start(Setup::zmq(&[&only])).await;
+    let mut digests = Vec::new();
+    for salt in ["one", "two", "one"] {
+        let salted = json!({"model": MODEL, "messages": long(1), "max_tokens": 1, "cache_salt": salt});
+        digests.push(chat_with(&router, &[], &salted).await.1["namespace"].as_str().unwrap().to_owned());
+    }
+    assert_eq!((&digests[0], digests[0] == digests[1]), (&digests[2], false));
+    let of = async |query: &str| {
+        let url = format!("http://{}/v1/admin/receipts?{query}", router.at.admin);
+        router.client.get(&url).await.unwrap()
+    };
+    for (digest, count) in [(&digests[0], 2), (&digests[1], 1), (&format!("{:032x}", 1), 0)] {
+        let found = of(&format!("namespace={digest}")).await.json().unwrap()["receipts"].clone();
+        let found = found.as_array().unwrap().clone();
+        assert!(found.len() == count && found.iter().all(|one| one["namespace"] == **digest), "{found:?}");
+        let chained = of(&format!("format=jsonl&namespace={digest}")).await.text();
+        assert_eq!(chained.lines().count(), count);
+    }
+    for bad in
+        ["", "0", &digests[0][1..], &digests[0].to_uppercase().replace(|c: char| c.is_ascii_digit(), "A")]
+    {
+        let answer = of(&format!("namespace={bad}")).await;
+        assert_eq!(
+            (answer.status, &answer.json().unwrap()["error"]["code"]),
+            (400, &json!("invalid_namespace")),
+            "{bad}"
+        );
+    }
+}
+
 /// Cases E13, E15 and G28: the receipt says why, not only where.
 #[tokio::test]
 async fn a_picture_goes_where_it_was_seen_and_text_before_it_is_credited() {
@@ -239,7 +337,7 @@ async fn receipts_in_files_are_whole_and_repeat() {
     let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
     let folder = tempfile::tempdir().unwrap();
     let files = format!("receiptFiles: {{directory: {:?}}}", folder.path());
-    let more = "shadowPolicies: [KvAware, LeastLoad]\nsessionAffinity: {mode: Both}";
+    let more = "shadowPolicies: [LMetric, LeastLoad]\nsessionAffinity: {mode: Both}";
     let mut last = None;
     for (life, policy) in ["CachePlusLoad", "RoundRobin", "KvAware"].into_iter().enumerate() {
         let setup = Setup::zmq(&[&a, &b]).policy(policy).more(&files).more(more);

@@ -12,8 +12,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use crate::harness::{MODEL, Router, Setup, TOKENIZER, engine, long, prompts_add_up, text, unique, until};
-use crate::raw_worker::RawWorker;
+use crate::harness::{
+    MODEL, Router, Setup, TOKENIZER, engine, long, peak_kib, prompts_add_up, received, sha256, text, unique,
+    until,
+};
+use crate::raw_worker::{RawWorker, Received};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -53,7 +56,10 @@ async fn a_prompt_is_tokenised_once_on_every_endpoint() {
         let failing = Arc::new(AtomicBool::new(false));
         let fails = Arc::clone(&failing);
         // Without a byte of an answer another worker is tried.
-        let script = move |_| if fails.swap(false, Ordering::Relaxed) { Vec::new() } else { vec![ok()] };
+        let script = move |received: Received| {
+            let fails = !received.is_probe() && fails.swap(false, Ordering::Relaxed);
+            if fails { Vec::new() } else { vec![ok()] }
+        };
         let worker = RawWorker::start(script.clone()).await;
         let other = RawWorker::start(script).await;
         let workers = [worker.address.to_string(), other.address.to_string()];
@@ -469,13 +475,6 @@ async fn a_large_picture_is_not_copied_twice() {
     }
 }
 
-/// The most memory that a process has held.
-fn peak_kib(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
-}
-
 /// A template that loops for ever or calls itself is stopped: that request goes by
 /// load, and others are rendered.
 #[tokio::test]
@@ -518,4 +517,79 @@ async fn a_tokenizer_that_is_cut_off_is_named() {
     assert!(router.report().await.to_string().contains("tokenizer.json"), "{}", router.report().await);
     let (answer, receipt) = answered(&router, COMPLETIONS, completion("hello").to_string()).await;
     assert_eq!((answer.status, &receipt["exact_tokens"]), (200, &json!(false)));
+}
+
+/// Case B10: what cannot be rendered is in the report, with its number and what to do; what the client got wrong
+/// is no problem of the router.
+#[tokio::test]
+async fn prompts_that_are_not_rendered_are_a_problem() {
+    let worker = sink().await;
+    let router = Router::start(Setup::in_turn(&[&worker.address.to_string()])).await;
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    router.post(CHAT, json!({"messages": [{"role": "user", "content": 5}]})).await;
+    assert!(!router.has_problem("prompts_not_rendered", None).await, "{}", router.report().await);
+    for _ in 0..2 {
+        router.post(CHAT, json!({"messages": messages, "chat_template": "{{ messages }}"})).await;
+    }
+    let report = router.report().await;
+    let mut all = report["problems"].as_array().unwrap().iter();
+    let found = all.find(|it| it["reason"] == "prompts_not_rendered").unwrap_or_else(|| panic!("{report}"));
+    let message = found["message"].as_str().unwrap();
+    assert!(message.contains(" 2 were not turned into tokens (unrenderable)"), "{message}");
+    assert!(message.contains("kv-router tokenize"), "what to do: {message}");
+}
+
+/// Case A21: arguments of the template reach the engine as they came, and make the prompt another one.
+#[tokio::test]
+async fn arguments_of_the_template_change_prompt_and_hashes() {
+    // Where the argument stands first, every block differs.
+    const TEMPLATE: &str = "{% if enable_thinking is defined and not enable_thinking %}silent{% else %}thinking{% endif %}\
+        {% for message in messages %}{{ message.content }}{% endfor %}";
+    let model = tempfile::tempdir().unwrap();
+    std::fs::copy(format!("{TOKENIZER}/tokenizer.json"), model.path().join("tokenizer.json")).unwrap();
+    std::fs::write(model.path().join("chat_template.jinja"), TEMPLATE).unwrap();
+    let only = engine(|_| {}).await;
+    // No view and no history: a prompt's first block is the next one.
+    let setup = Setup::in_turn(&[&only.http_addr().to_string()]).tokenizer(model.path());
+    let router = Router::start(setup.more("freshness: {fallback: Load}")).await;
+    let mut first_blocks = Vec::new();
+    for arguments in [
+        "",
+        ",\"chat_template_kwargs\": {\"enable_thinking\":false}",
+        ",\"chat_template_kwargs\":{\"enable_thinking\":true }",
+    ] {
+        let body = format!("{{\"model\":\"{MODEL}\",\"max_tokens\":1,\"messages\":{}{arguments}}}", long(1));
+        let (answer, receipt) = answered(&router, CHAT, body.clone()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(
+            received(&only).await.last().unwrap()["body_sha256"],
+            sha256(body.as_bytes()),
+            "{arguments}"
+        );
+        assert_eq!(receipt["exact_tokens"], true, "{arguments}");
+        first_blocks.push(receipt["candidates"][0]["next_block"].as_str().unwrap().to_owned());
+    }
+    assert_ne!(first_blocks[0], first_blocks[1], "it does not think");
+    assert_eq!(first_blocks[0], first_blocks[2], "it does anyway");
+}
+
+/// A tenant's salt is in the receipt of a body that the router cannot read, too.
+#[tokio::test]
+async fn an_unreadable_body_is_booked_for_its_tenant() {
+    let only = engine(|_| {}).await;
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "a secret for tests").unwrap();
+    let setup = Setup::zmq(&[&only]).more(&format!("tenancy: {{saltSecretFile: {:?}}}", secret.path()));
+    let router = Router::start(setup).await;
+    let namespace = async |tenant: &str, body: String| {
+        let id = unique();
+        router.send(COMPLETIONS, &[("x-request-id", &id), ("X-Tenant", tenant)], body).await;
+        let receipt = router.receipts(&id).await[0].clone();
+        (receipt["namespace"].clone(), receipt["exact_tokens"].clone())
+    };
+    let unreadable = || format!("{{\"model\":\"{MODEL}\",\"prompt\":\"\\ud800\",\"max_tokens\":1}}");
+    let (own, exact) = namespace("a", unreadable()).await;
+    assert_eq!(exact, false);
+    assert_eq!(namespace("a", completion("hello").to_string()).await, (own.clone(), json!(true)));
+    assert_ne!(namespace("b", unreadable()).await.0, own);
 }

@@ -3,10 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
 
 use crate::harness::MODEL;
 
@@ -17,6 +19,12 @@ pub(crate) struct Received {
 }
 
 impl Received {
+    /// Whether the router asks for tokens, at a moment of its own: when a worker joins, and every minute.
+    pub(crate) fn is_probe(&self) -> bool {
+        let probes = ["POST /tokenize ", "POST /v1/tokenize "];
+        probes.iter().any(|probe| self.head.starts_with(probe))
+    }
+
     /// The value of a header, if there is one.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| {
@@ -30,16 +38,31 @@ impl Received {
 /// closes the connection then; behind an empty piece it stays open. Dropping it ends it.
 pub(crate) struct RawWorker {
     pub(crate) address: SocketAddr,
-    posts: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
     task: JoinHandle<()>,
+}
+
+/// What it counts.
+#[derive(Default)]
+struct Counts {
+    posts: AtomicUsize,
+    /// Connections with a POST that is not over: neither answered nor given up.
+    answering: AtomicUsize,
+}
+
+/// What becomes of a connection that was idle for a time.
+#[derive(Clone, Copy)]
+pub(crate) enum Idle {
+    /// It is closed then, as servers do.
+    Closed(Duration),
+    /// A request that comes later is not answered: what a client sees whose request meets the closing.
+    Stranded(Duration),
 }
 
 impl RawWorker {
     /// A worker that serves the model.
     pub(crate) async fn start(script: impl Fn(Received) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Self {
-        let models =
-            format!("{{\"object\":\"list\",\"data\":[{{\"id\":\"{MODEL}\",\"object\":\"model\"}}]}}");
-        Self::with_models(models, script).await
+        Self::with_models(models(), script).await
     }
 
     /// A worker whose `/v1/models` is `models`.
@@ -47,27 +70,65 @@ impl RawWorker {
         models: String,
         script: impl Fn(Received) -> Vec<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
+        let script = Arc::new(script);
+        Self::listen(move |stream, counts| {
+            let (models, script) = (models.clone(), Arc::clone(&script));
+            async move { serve(stream, &models, &counts, &*script).await }
+        })
+        .await
+    }
+
+    /// A worker that serves the model, answers every POST with `answer`, and keeps connections.
+    pub(crate) async fn keeping(idle: Idle, answer: &'static str) -> Self {
+        Self::listen(move |stream, counts| async move { keep(stream, &counts, idle, answer).await }).await
+    }
+
+    async fn listen<Served: Future<Output = std::io::Result<()>> + Send + 'static>(
+        serve: impl Fn(TcpStream, Arc<Counts>) -> Served + Send + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let posts = Arc::new(AtomicUsize::new(0));
-        let (counted, script) = (Arc::clone(&posts), Arc::new(script));
+        let counts = Arc::new(Counts::default());
+        let counted = Arc::clone(&counts);
         let task = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 stream.set_nodelay(true).unwrap();
-                let (models, counted, script) = (models.clone(), Arc::clone(&counted), Arc::clone(&script));
-                tokio::spawn(async move {
-                    // A client that goes away ends this connection only.
-                    let _ = serve(stream, &models, &counted, &*script).await;
-                });
+                // A client that goes away ends its connection only.
+                tokio::spawn(serve(stream, Arc::clone(&counted)));
             }
         });
-        Self { address, posts, task }
+        Self { address, counts, task }
     }
 
     /// Requests with a body so far, but for those by which the router compares tokens.
     pub(crate) fn posts(&self) -> usize {
-        self.posts.load(Ordering::Relaxed)
+        self.counts.posts.load(Ordering::Relaxed)
+    }
+
+    /// How many of them are being answered.
+    pub(crate) fn answering(&self) -> usize {
+        self.counts.answering.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts a POST, and while it lives as one that is being answered.
+struct Answering<'a>(&'a Counts);
+
+impl<'a> Answering<'a> {
+    fn of(received: &Received, counts: &'a Counts) -> Option<Self> {
+        if received.is_probe() {
+            return None;
+        }
+        counts.posts.fetch_add(1, Ordering::Relaxed);
+        counts.answering.fetch_add(1, Ordering::Relaxed);
+        Some(Self(counts))
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.answering.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -80,29 +141,22 @@ impl Drop for RawWorker {
 async fn serve(
     mut stream: TcpStream,
     models: &str,
-    posts: &AtomicUsize,
+    counts: &Counts,
     script: &(dyn Fn(Received) -> Vec<Vec<u8>> + Send + Sync),
 ) -> std::io::Result<()> {
     let received = receive(&mut stream).await?;
     if !received.head.starts_with("POST ") {
-        let (status, body) = match received.head.split(' ').nth(1) {
-            Some("/v1/models") => ("200 OK", models),
-            Some("/health") => ("200 OK", ""),
-            _ => ("404 Not Found", ""),
-        };
+        let (status, body) = answer_of_a_probe(&received, models);
         let length = body.len();
         let answer =
             format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}");
         return stream.write_all(answer.as_bytes()).await;
     }
-    // The router asks engines to tokenize when they join, at a moment of its own.
-    let probes = ["POST /tokenize ", "POST /v1/tokenize "];
-    if !probes.iter().any(|probe| received.head.starts_with(probe)) {
-        posts.fetch_add(1, Ordering::Relaxed);
-    }
+    let _answering = Answering::of(&received, counts);
     for piece in script(received) {
         if piece.is_empty() {
-            return std::future::pending().await;
+            // Open until the other side closes it.
+            return stream.read(&mut [0; 1]).await.map(drop);
         }
         stream.write_all(&piece).await?;
         stream.flush().await?;
@@ -110,6 +164,53 @@ async fn serve(
         tokio::task::yield_now().await;
     }
     stream.shutdown().await
+}
+
+fn answer_of_a_probe<'a>(received: &Received, models: &'a str) -> (&'static str, &'a str) {
+    match received.head.split(' ').nth(1) {
+        Some("/v1/models") => ("200 OK", models),
+        Some("/health") => ("200 OK", ""),
+        _ => ("404 Not Found", ""),
+    }
+}
+
+/// Serves one request after the other.
+async fn keep(
+    mut stream: TcpStream,
+    counts: &Counts,
+    idle: Idle,
+    answer: &'static str,
+) -> std::io::Result<()> {
+    let models = models();
+    let mut answered: Option<Instant> = None;
+    loop {
+        let received = match (idle, answered) {
+            (Idle::Closed(limit), Some(_)) => match timeout(limit, receive(&mut stream)).await {
+                Ok(received) => received?,
+                Err(_) => return stream.shutdown().await,
+            },
+            _ => receive(&mut stream).await?,
+        };
+        if let (Idle::Stranded(limit), Some(answered)) = (idle, answered)
+            && answered.elapsed() > limit
+        {
+            return Ok(());
+        }
+        let is_post = received.head.starts_with("POST ");
+        let _answering = is_post.then(|| Answering::of(&received, counts));
+        let (status, body) = if is_post { ("200 OK", answer) } else { answer_of_a_probe(&received, &models) };
+        let head = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await?;
+        answered = Some(Instant::now());
+    }
+}
+
+/// What `/v1/models` of a worker that serves the model is.
+fn models() -> String {
+    format!("{{\"object\":\"list\",\"data\":[{{\"id\":\"{MODEL}\",\"object\":\"model\"}}]}}")
 }
 
 /// Reads one request, whose body has a length.

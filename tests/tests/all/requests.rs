@@ -1,17 +1,26 @@
 //! What clients send and what workers get; what clients read when it cannot be served.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use http::HeaderValue;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use crate::harness::{MODEL, Router, Setup, engine, id, long, received, until};
-use crate::raw_worker::RawWorker;
+use crate::harness::{
+    MODEL, Router, Setup, engine, head, id, long, peak_kib, received, sha256, unique, until,
+};
+use crate::raw_worker::{RawWorker, chunk};
 
 const CHAT: &str = "/v1/chat/completions";
+
+/// A whole answer.
+fn ok(body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}").into()
+}
 
 /// Case A22.
 #[tokio::test]
@@ -20,7 +29,7 @@ async fn a_body_that_is_no_object_is_the_clients_mistake() {
     let router = Router::start(Setup::in_turn(&[&id(&only)])).await;
     let deep = "[".repeat(10_000) + &"]".repeat(10_000);
     let whole = json!({"model": MODEL, "messages": long(1)}).to_string();
-    let bodies: [(&str, &[u8]); 9] = [
+    let bodies: [(&str, &[u8]); 11] = [
         ("empty", b""),
         ("a list", b"[]"),
         ("a number", b"7"),
@@ -30,6 +39,8 @@ async fn a_body_that_is_no_object_is_the_clients_mistake() {
         ("truncated UTF-8", b"{\"model\": \"\xc3"),
         ("trailing garbage", b"{} x"),
         ("deep", deep.as_bytes()),
+        ("no number", b"{\"a\":NaN}"),
+        ("no end", b"{\"a\":-Infinity}"),
     ];
     for (why, body) in bodies {
         let answer = router.send(CHAT, &[], body.to_vec()).await;
@@ -73,6 +84,49 @@ async fn an_empty_fleet_is_a_503_after_a_bounded_wait() {
     assert_eq!(router.get("/livez").await.status, 200);
 }
 
+/// Case D07: so many may wait, and one more is told at once when to come back.
+#[tokio::test]
+async fn requests_that_wait_for_a_worker_have_a_limit() {
+    let limits = "limits: {noWorkerWaitSeconds: 20, noWorkerWaitRequests: 2}";
+    let late = engine(|_| {}).await;
+    crate::harness::fault(&late, json!({"health": "fail"})).await;
+    let router = Router::start_cold(Setup::zmq(&[&late]).more(limits)).await;
+    until("the worker is seen as unhealthy", async || {
+        router.has_problem("unhealthy", Some(&id(&late))).await.then_some(())
+    })
+    .await;
+    let body = json!({"model": MODEL, "messages": long(1), "max_tokens": 1});
+    let waiting: Vec<_> = (0..2)
+        .map(|_| {
+            let (client, url, body) = (router.client.clone(), router.url(CHAT), body.clone());
+            tokio::spawn(async move { client.post(&url, &body).await.unwrap() })
+        })
+        .collect();
+    let count = async |expected: f64| {
+        let waiting =
+            async || (router.metric("kvrouter_pool", "requests_waiting").await == expected).then_some(());
+        until("as many wait", waiting).await;
+    };
+    count(2.0).await;
+    let request = unique();
+    let began = Instant::now();
+    let refused = router.send(CHAT, &[("x-request-id", &request)], body.to_string()).await;
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!((refused.status, &refused.headers["retry-after"]), (503, &HeaderValue::from_static("1")));
+    assert_eq!(refused.json().unwrap()["error"]["code"], "overloaded_waiting");
+    assert!(refused.text().contains("limits.noWorkerWaitRequests"), "{}", refused.text());
+    assert_eq!(router.receipts(&request).await[0]["result"]["failure"], "overloaded_waiting");
+    assert_eq!(router.metric("kvrouter_attempt_failures_total", "overloaded_waiting").await, 1.0);
+    crate::harness::fault(&late, json!({"health": "ok"})).await;
+    for answer in waiting {
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    count(0.0).await;
+    let answer = router.post(CHAT, body).await;
+    assert_eq!(answer.status, 200, "the places are free again: {}", answer.text());
+}
+
 /// Case D07: the wait ends as soon as somebody is ready.
 #[tokio::test]
 async fn a_request_waits_for_the_first_worker() {
@@ -106,9 +160,161 @@ async fn a_body_is_forwarded_byte_for_byte() {
         let answer = router.send(CHAT, &[], body.clone()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         let last = received(&only).await.last().unwrap().clone();
-        let digest: String = Sha256::digest(&body).iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(last["body_sha256"], digest);
+        assert_eq!(last["body_sha256"], sha256(body.as_bytes()));
         assert_eq!(last["body_bytes"], body.len());
+    }
+}
+
+/// Case A15: what the router itself cannot read as a whole arrives as it came, too.
+#[tokio::test]
+async fn numbers_out_of_range_and_unknown_fields_pass_byte_for_byte() {
+    let bodies = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&bodies);
+    let worker = RawWorker::start(move |received| {
+        if received.head.starts_with(&format!("POST {CHAT} ")) {
+            kept.lock().unwrap().push(received.body);
+        }
+        vec![ok("{}")]
+    })
+    .await;
+    let router = Router::start(Setup::in_turn(&[&worker.address.to_string()])).await;
+    let unknown: String = (0..20)
+        .map(|at| {
+            format!(
+                ",\n \"x_{at}\" : {{\"b\":[{{\"a\\u00{at:02}\":null}} , 1.0,1E5],\"a\":{{}}, \"b\":{}}}",
+                u64::MAX - at
+            )
+        })
+        .collect();
+    for number in ["1e400", "-1e400", "1e-400", "123456789012345678901234567890", "-0.0"] {
+        let body =
+            format!("{{\"messages\":[{{\"role\":\"user\",\"content\":\"a\"}}],\"x\":{number}{unknown}}}\n");
+        let answer = router.send(CHAT, &[], body.clone()).await;
+        assert_eq!(answer.status, 200, "{number}: {}", answer.text());
+        let arrived = bodies.lock().unwrap().pop().unwrap();
+        assert_eq!(String::from_utf8_lossy(&arrived), body, "{number}");
+    }
+}
+
+/// Case A25: bodies up to the limit, in chunks of any size.
+#[tokio::test]
+async fn chunked_bodies_arrive_whole() {
+    let arrived = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&arrived);
+    let worker = RawWorker::start(move |received| {
+        if received.head.starts_with(&format!("POST {CHAT} ")) {
+            kept.lock().unwrap().push((received.body.len(), sha256(&received.body)));
+        }
+        vec![ok("{}")]
+    })
+    .await;
+    let router = Router::start(Setup::in_turn(&[&worker.address.to_string()])).await;
+    for (seed, length) in [(1, 1 << 20), (2, (9 << 20) + 13), (3, 64 << 20)] {
+        // An xorshift: the same sizes in every run.
+        let mut state: u64 = 0x9e37_79b9_7f4a_7c15_u64.rotate_left(seed);
+        let mut random = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let (start, end) = ("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"x\":\"", "\"}");
+        let letters: String = (0..4096).map(|_| char::from(b'a' + (random() % 26) as u8)).collect();
+        let rest = length - start.len() - end.len();
+        let body = format!("{start}{}{}{end}", letters.repeat(rest / 4096), &letters[..rest % 4096]);
+        assert_eq!(body.len(), length);
+        let head = format!(
+            "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        );
+        let mut client = router.connect().await;
+        client.write_all(head.as_bytes()).await.unwrap();
+        let mut left = body.as_bytes();
+        while !left.is_empty() {
+            // From one byte on, and more than any buffer.
+            let most = 1 << (random() % 21);
+            let (piece, more) = left.split_at((random() as usize % most + 1).min(left.len()));
+            client.write_all(&chunk(piece)).await.unwrap();
+            left = more;
+        }
+        client.write_all(b"0\r\nx-trailer: 1\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "seed {seed}: {answer}");
+        let found = arrived.lock().unwrap().pop();
+        assert_eq!(found, Some((length, sha256(body.as_bytes()))), "seed {seed}");
+    }
+}
+
+/// Case A24: uploads that hardly move hold what they have sent, not what they announced, and nobody else up.
+#[tokio::test]
+async fn slow_uploads_hinder_nobody() {
+    const UPLOADS: usize = 200;
+    const ANNOUNCED: usize = 10_000_000;
+    let only = engine(|_| {}).await;
+    let router = Router::start(Setup::in_turn(&[&id(&only)])).await;
+    let chat = json!({"messages": long(1), "max_tokens": 1});
+    assert_eq!(router.post(CHAT, chat.clone()).await.status, 200);
+    let before = peak_kib(router.process.id());
+    let mut uploads = Vec::new();
+    for _ in 0..UPLOADS {
+        let mut client = router.connect().await;
+        client.write_all(head(CHAT, ANNOUNCED).as_bytes()).await.unwrap();
+        uploads.push(client);
+    }
+    for round in 0..4 {
+        for client in &mut uploads {
+            client.write_all(&[b' '; 1024]).await.unwrap();
+        }
+        let answer = timeout(Duration::from_secs(5), router.post(CHAT, chat.clone())).await;
+        assert_eq!(answer.expect("an answer at once").status, 200, "round {round}");
+    }
+    let grown = peak_kib(router.process.id()) - before;
+    assert!(grown < 64 << 10, "{grown} KiB for {UPLOADS} uploads of a few KiB");
+    assert_eq!(received(&only).await.len(), 5, "no upload is through");
+    drop(uploads);
+    assert_eq!(router.post(CHAT, chat).await.status, 200);
+    router.is_idle().await;
+}
+
+/// Case D10: a worker behind a mesh gets HTTP/1.1 with its own name, whatever the client called the router.
+#[tokio::test]
+async fn workers_are_asked_by_their_own_name() {
+    let worker = RawWorker::start(|received| {
+        let line = received.head.lines().next().unwrap().to_owned();
+        vec![ok(&json!({"line": line, "host": received.header("host")}).to_string())]
+    })
+    .await;
+    // The name in the URL, not the address that it leads to.
+    let name = format!("localhost:{}", worker.address.port());
+    let setup = Setup::in_turn(&[&name]).more("limits: {noWorkerWaitSeconds: 20}");
+    let router = Router::start(setup).await;
+    for host in ["router.example", "router.example:80", &name] {
+        let seen = router.send(CHAT, &[("host", host)], json!({"messages": []}).to_string()).await;
+        let expected = json!({"line": format!("POST {CHAT} HTTP/1.1"), "host": name});
+        assert_eq!(seen.json().unwrap(), expected, "{host}");
+    }
+}
+
+/// Case D11: engines that serve a model under several names list them all, and each is that model.
+#[tokio::test]
+async fn another_name_of_the_model_is_the_model() {
+    let models = json!({"data": [{"id": MODEL, "root": "/m"}, {"id": "alias", "root": "/m"}]}).to_string();
+    let worker = RawWorker::with_models(models, |_| vec![ok("{}")]).await;
+    let router = Router::start(Setup::in_turn(&[&worker.address.to_string()])).await;
+    let mut namespaces = Vec::new();
+    for name in [MODEL, "alias"] {
+        let request = unique();
+        let body = json!({"model": name, "messages": long(1)}).to_string();
+        let answer = router.send(CHAT, &[("x-request-id", &request)], body).await;
+        assert_eq!(answer.status, 200, "{name}: {}", answer.text());
+        namespaces.push(router.receipts(&request).await[0]["namespace"].clone());
+    }
+    assert_eq!(namespaces[0], namespaces[1], "one cache");
+    for unknown in ["Alias", " alias", "alias "] {
+        let answer = router.post(CHAT, json!({"model": unknown, "messages": long(1)})).await;
+        let message = answer.json().unwrap()["error"]["message"].to_string();
+        assert_eq!(answer.status, 404, "{unknown:?}: names are compared letter by letter");
+        assert!(message.contains("alias, ") || message.contains(", alias"), "{message}");
     }
 }
 

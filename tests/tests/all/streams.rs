@@ -1,14 +1,22 @@
 //! Streams pass as they are, however they are cut, and end once however they end.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use http::Method;
 use http_body_util::BodyExt;
 use kvrouter_tests::sse::Events;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
+use tokio::time::{Instant, timeout};
 
-use crate::harness::{MODEL, Router, Setup, engine, fault, id, long, total, unique, until};
+use crate::harness::{MODEL, Router, Setup, engine, fault, head, id, long, total, unique, until, within};
 use crate::raw_worker::{RawWorker, STREAM_HEAD, chunk};
+
+const CHAT: &str = "/v1/chat/completions";
+/// How long work may go on for a client that left.
+const SOON: Duration = Duration::from_secs(1);
 
 /// Two events, a comment, both line ends, a two-byte character, and usage at the end.
 const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"h\u{e9}\"}}]}\r\n\r\n: ping\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
@@ -107,11 +115,105 @@ async fn a_client_that_leaves_before_the_answer_ends_the_work() {
 }
 
 async fn gone(engine: &engine_sim::EngineSim, aborted: u64) {
-    until("the engine has nothing to do", async || {
+    within(SOON, "the engine has nothing to do", async || {
         let working = total(engine, "running").await + total(engine, "waiting").await;
         (working == 0 && total(engine, "aborted_total").await == aborted).then_some(())
     })
     .await;
+}
+
+/// Cases A04 and K40: a client that closes its side of the connection looks like one that left, until something is
+/// written to it. Its work ends, and it is not left to wait for an answer.
+#[tokio::test]
+async fn a_client_that_closes_its_side_counts_as_one_that_left() {
+    let slow = engine(|config| config.step_ms = 20.0).await;
+    let router = Router::start(Setup::zmq(&[&slow])).await;
+    let body = json!({"messages": long(1), "max_tokens": 400}).to_string();
+    let mut client = router.connect().await;
+    client.write_all(format!("{}{body}", head(CHAT, body.len())).as_bytes()).await.unwrap();
+    until("the engine works", async || (total(&slow, "running").await == 1).then_some(())).await;
+    client.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    timeout(SOON, client.read_to_end(&mut answer)).await.expect("the other side closes too").unwrap();
+    assert_eq!(String::from_utf8_lossy(&answer), "");
+    gone(&slow, 1).await;
+    router.is_idle().await;
+    assert_eq!(router.metric("kvrouter_attempt_failures_total", "client_gone").await, 1.0);
+}
+
+/// Case A06: clients that leave while the head is being sent to them, and in the middle of the first piece.
+#[tokio::test]
+async fn an_answer_that_breaks_off_at_its_beginning_is_released_once() {
+    // More than the sockets between take, with a client that does not read.
+    const MUCH: usize = 8 << 20;
+    let worker = RawWorker::start(|received| {
+        let first = match received.header("x-large") {
+            Some("head") => {
+                let large = format!("x-large: {}\r\n", "x".repeat(60_000)).repeat(5);
+                vec![STREAM_HEAD.replacen("\r\n", &format!("\r\n{large}"), 1).into(), chunk(b"data: {}\n\n")]
+            }
+            _ => vec![STREAM_HEAD.into(), chunk(&vec![b'x'; MUCH])],
+        };
+        [first, vec![Vec::new()]].concat()
+    })
+    .await;
+    let router = Router::start(Setup::in_turn(&[&worker.address.to_string()])).await;
+    let body = streaming().to_string();
+    for (count, large) in ["head", "piece"].into_iter().enumerate() {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut client = socket.connect(router.at.http.parse().unwrap()).await.unwrap();
+        let head = head(CHAT, body.len()).replacen("\r\n", &format!("\r\nx-large: {large}\r\n"), 1);
+        client.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        let mut begun = [0; 12];
+        client.read_exact(&mut begun).await.unwrap();
+        assert_eq!(&begun, b"HTTP/1.1 200");
+        assert_eq!(worker.answering(), 1, "{large}: it goes on");
+        drop(client);
+        within(SOON, "the worker's connection is closed", async || (worker.answering() == 0).then_some(()))
+            .await;
+        router.is_idle().await;
+        let booked = router.metric("kvrouter_leases_booked", "").await;
+        assert_eq!((booked, worker.posts()), (count as f64 + 1.0, count + 1), "{large}: once");
+        assert_eq!(router.metric("kvrouter_attempt_failures_total", "client_gone").await, booked, "{large}");
+    }
+}
+
+/// Cases A08 and A09: thirty clients leave large answers together; the workers' connections are closed at once,
+/// and probes are answered meanwhile.
+#[tokio::test]
+async fn many_large_answers_that_are_left_end_at_once_and_hold_up_no_probe() {
+    const CLIENTS: usize = 30;
+    /// 5 MiB, in pieces of 64 KiB. More would come, so that no answer is over when its client leaves.
+    const PIECES: usize = 80;
+    let worker = RawWorker::start(|_| {
+        let event = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(64 << 10));
+        let pieces = std::iter::repeat_n(chunk(event.as_bytes()), PIECES);
+        [STREAM_HEAD.into()].into_iter().chain(pieces).chain([Vec::new()]).collect()
+    })
+    .await;
+    let router = Router::start(Setup::in_turn(&[&worker.address.to_string()])).await;
+    let (url, body) = (router.url(CHAT), streaming().to_string());
+    let mut streams = Vec::new();
+    for _ in 0..CLIENTS {
+        let answer = router.client.open(Method::POST, &url, &[], body.clone().into()).await.unwrap();
+        let mut stream = answer.into_body();
+        stream.frame().await.unwrap().unwrap();
+        streams.push(stream);
+    }
+    assert_eq!(worker.answering(), CLIENTS, "none is through");
+    drop(streams);
+    let slowest = Cell::new(Duration::ZERO);
+    within(SOON, "all connections to the worker are closed", async || {
+        let began = Instant::now();
+        assert_eq!(router.get("/readyz").await.status, 200);
+        slowest.set(slowest.get().max(began.elapsed()));
+        (worker.answering() == 0).then_some(())
+    })
+    .await;
+    // The kubelet gives a probe a second.
+    assert!(slowest.get() < SOON / 2, "{slowest:?}");
+    router.is_idle().await;
 }
 
 /// A break inside an event still leaves the error readable. Case A29.

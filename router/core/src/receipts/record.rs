@@ -523,6 +523,18 @@ impl Record {
         reader.text().unwrap_or_default()
     }
 
+    /// The namespace of its prompt, without reading the rest.
+    pub fn namespace(&self) -> Option<NamespaceId> {
+        let mut reader = Reader { bytes: &self.bytes, at: 5, field: "namespace" };
+        reader.text().ok()?;
+        // Time, attempt, tokens, blocks, block size, images; then five labels.
+        for _ in 0..6 {
+            reader.int().ok()?;
+        }
+        reader.take(5).ok()?;
+        reader.array().ok().map(|bytes| NamespaceId(u128::from_le_bytes(bytes)))
+    }
+
     /// The receipt, as yet without a result.
     pub fn decode(&self) -> Result<Receipt, RecordError> {
         Reader { bytes: &self.bytes, at: 0, field: "length" }.receipt(&self.names)

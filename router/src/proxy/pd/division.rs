@@ -3,8 +3,6 @@
 //! Worked out once, on the thread that prepares the prompt; written without
 //! reading the body again.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
 use std::ops::Range;
 
 use serde::Deserialize;
@@ -12,7 +10,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::prompt::endpoint::Endpoint;
-use crate::proxy::splice::{Layout, members, range_in};
+use crate::proxy::splice::{ByName, Layout, Members, range_in};
 
 /// Members that protocols write.
 const WRITTEN: [&str; 13] = [
@@ -84,27 +82,24 @@ impl Indivisible {
 }
 
 impl Division {
-    /// Of `body`, which was sent to `endpoint`.
-    pub fn of(endpoint: Endpoint, body: &[u8]) -> Result<Self, Indivisible> {
+    /// Of the body with these `members`, which was sent to `endpoint`.
+    pub fn of(endpoint: Endpoint, members: &Members<'_>) -> Result<Self, Indivisible> {
         match endpoint {
             Endpoint::Chat | Endpoint::Completions | Endpoint::Generate => {}
             Endpoint::Messages | Endpoint::Responses | Endpoint::Embeddings | Endpoint::Other => {
                 return Err(Indivisible::Endpoint);
             }
         }
-        let members = members(body).ok_or(Indivisible::Unreadable)?;
-        let layout = Layout::of(body, &members, &WRITTEN).ok_or(Indivisible::Unreadable)?;
-        let batch = prompts(endpoint, &members).find_map(count);
-        let (choices, wants) = (choices(&members), wants(&members));
-        Ok(Self { endpoint, layout, choices, batch, wants, own_ids: own_ids(body, &members) })
+        let layout = Layout::of(members, &WRITTEN).ok_or(Indivisible::Unreadable)?;
+        let by_name = members.by_name().ok_or(Indivisible::Unreadable)?;
+        let batch = prompts(endpoint, by_name).find_map(count);
+        let (choices, wants) = (choices(by_name), wants(by_name));
+        Ok(Self { endpoint, layout, choices, batch, wants, own_ids: own_ids(members.body, by_name) })
     }
 }
 
 /// The values that may be lists of prompts.
-fn prompts<'a>(
-    endpoint: Endpoint,
-    members: &'a HashMap<Cow<'a, str>, &'a RawValue>,
-) -> impl Iterator<Item = &'a RawValue> {
+fn prompts<'a>(endpoint: Endpoint, members: &'a ByName<'_>) -> impl Iterator<Item = &'a RawValue> {
     let names: &[&str] = match endpoint {
         Endpoint::Completions => &["prompt"],
         Endpoint::Generate => &["text", "input_ids"],
@@ -121,7 +116,7 @@ fn count(value: &RawValue) -> Option<usize> {
 }
 
 /// What it wants that decode cannot tell of a prompt that it did not compute.
-fn wants(members: &HashMap<Cow<'_, str>, &RawValue>) -> Option<Indivisible> {
+fn wants(members: &ByName<'_>) -> Option<Indivisible> {
     let is = |name: &str| members.get(name).is_some_and(|value| !matches!(value.get(), "null" | "false"));
     if is("use_beam_search") {
         return Some(Indivisible::BeamSearch);
@@ -130,7 +125,7 @@ fn wants(members: &HashMap<Cow<'_, str>, &RawValue>) -> Option<Indivisible> {
 }
 
 /// vLLM reads the ids of a chat in `kv_transfer_params`, in place of its messages.
-fn own_ids(body: &[u8], members: &HashMap<Cow<'_, str>, &RawValue>) -> Option<Range<usize>> {
+fn own_ids(body: &[u8], members: &ByName<'_>) -> Option<Range<usize>> {
     #[derive(Deserialize)]
     struct Parameters<'a> {
         #[serde(borrow)]
@@ -142,7 +137,7 @@ fn own_ids(body: &[u8], members: &HashMap<Cow<'_, str>, &RawValue>) -> Option<Ra
 
 /// The largest `n` that the body asks for. What is no count is the engine's to
 /// refuse.
-fn choices(members: &HashMap<Cow<'_, str>, &RawValue>) -> u64 {
+fn choices(members: &ByName<'_>) -> u64 {
     let read = |name: &str| serde_json::from_str::<Value>(members.get(name)?.get()).ok();
     let sampling = read("sampling_params").unwrap_or_default();
     let own = std::slice::from_ref(&sampling);
@@ -159,7 +154,7 @@ mod tests {
     fn prompts_and_choices_are_counted() {
         use Endpoint::{Chat, Completions, Generate, Messages, Other, Responses};
         let check = |endpoint, body: &str, expected: Result<(Option<usize>, u64), Indivisible>| {
-            let found = Division::of(endpoint, body.as_bytes());
+            let found = Division::of(endpoint, &Members::of(body.as_bytes()));
             assert_eq!(found.map(|it| (it.batch, it.choices)), expected, "{body}");
         };
         check(Chat, r#"{"messages":[]}"#, Ok((None, 1)));
@@ -180,7 +175,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_handed_over_is_seen() {
-        let wants = |body: &str| Division::of(Endpoint::Chat, body.as_bytes()).expect("an object").wants;
+        let wants = |body: &str| {
+            Division::of(Endpoint::Chat, &Members::of(body.as_bytes())).expect("an object").wants
+        };
         assert_eq!(wants(r#"{"echo":false,"prompt_logprobs":null}"#), None);
         assert_eq!(wants(r#"{"echo":true}"#), Some(Indivisible::OfPrompt));
         assert_eq!(wants(r#"{"prompt_logprobs":0}"#), Some(Indivisible::OfPrompt));
@@ -190,7 +187,8 @@ mod tests {
     #[test]
     fn ids_of_the_clients_own_are_found() {
         let own = |body: &str| {
-            let found = Division::of(Endpoint::Chat, body.as_bytes()).expect("an object").own_ids;
+            let found =
+                Division::of(Endpoint::Chat, &Members::of(body.as_bytes())).expect("an object").own_ids;
             found.map(|at| body[at].to_owned())
         };
         let ids = r#"{"kv_transfer_params":{"remote_host":"x","prompt_token_ids":[1, 2]}}"#;

@@ -318,9 +318,19 @@ impl Run<'_> {
 pub(super) mod tests {
     use super::*;
     use crate::prompt::endpoint::Endpoint;
+    use crate::proxy::splice::Members;
 
     pub(super) fn division(endpoint: Endpoint, body: &str) -> Result<Division, Indivisible> {
-        Division::of(endpoint, body.as_bytes())
+        Division::of(endpoint, &Members::of(body.as_bytes()))
+    }
+
+    /// A request without a tenant, with the ids that prefill and decode may have.
+    pub(super) fn outgoing<'a>(
+        body: &'a Bytes,
+        division: &'a Division,
+        [prefill_ids, decode_ids]: [Option<Ids>; 2],
+    ) -> Outgoing<'a> {
+        Outgoing { body, division, salting: None, prefill_ids, decode_ids }
     }
 
     /// Rank 1 of 4, with the usual port.

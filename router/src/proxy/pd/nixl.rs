@@ -96,7 +96,7 @@ fn set_parameters(splice: &mut Splice<'_>, request: &Outgoing<'_>, members: &str
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{division, pair};
+    use super::super::tests::{division, outgoing, pair};
     use super::*;
     use Endpoint::{Chat, Completions, Generate};
 
@@ -111,13 +111,7 @@ mod tests {
         let check = |endpoint, body: &'static str, ids: Option<Ids>, expected: &str| {
             let division = division(endpoint, body).expect("divisible");
             let body = Bytes::from(body);
-            let request = Outgoing {
-                body: &body,
-                division: &division,
-                salting: None,
-                prefill_ids: ids,
-                decode_ids: None,
-            };
+            let request = outgoing(&body, &division, [ids, None]);
             let Begun::PrefillFirst { prefill, .. } = Nixl.begin(&request, &pair("p:1", &|| 0)) else {
                 panic!("prefill first")
             };
@@ -158,15 +152,9 @@ mod tests {
     #[test]
     fn decode_gets_what_prefill_returned_word_for_word() {
         let check = |answer: &'static str, ids: Option<Ids>, expected: Result<(&str, Option<u64>), &str>| {
-            let body = Bytes::from(r#"{"messages":[],"max_tokens":9,"stream":true}"#);
-            let division = Division::of(Chat, &body).expect("divisible");
-            let request = Outgoing {
-                body: &body,
-                division: &division,
-                salting: None,
-                prefill_ids: None,
-                decode_ids: ids,
-            };
+            let text = r#"{"messages":[],"max_tokens":9,"stream":true}"#;
+            let (body, division) = (Bytes::from(text), division(Chat, text).expect("divisible"));
+            let request = outgoing(&body, &division, [None, ids]);
             let found = go_on(&request, &Bytes::from(answer));
             let found = found.map(|it| (String::from_utf8_lossy(&it.decode).into_owned(), it.cached));
             let expected = expected.map(|(parameters, cached)| {

@@ -96,7 +96,7 @@ fn room(random: u64, rank: u64, ranks: u64) -> u64 {
 mod tests {
     use bytes::Bytes;
 
-    use super::super::tests::{division, pair};
+    use super::super::tests::{division, outgoing, pair};
     use super::*;
     use Endpoint::{Chat, Completions, Generate};
 
@@ -120,13 +120,7 @@ mod tests {
         let check = |endpoint, body: &'static str, expected: &str| {
             let division = division(endpoint, body).expect("divisible");
             let body = Bytes::from(body);
-            let request = Outgoing {
-                body: &body,
-                division: &division,
-                salting: None,
-                prefill_ids: None,
-                decode_ids: None,
-            };
+            let request = outgoing(&body, &division, [None, None]);
             let counter = std::cell::Cell::new(100);
             let unique = || counter.replace(counter.get() + 100);
             let Begun::Together { prefill, decode } =
@@ -166,8 +160,7 @@ mod tests {
         let ids = || Some(Ids { way: Way::Member(1), text: "[1,2]".into() });
         for (prefill_ids, decode_ids) in [(ids(), None), (None, ids())] {
             let expected = [prefill_ids.is_some(), decode_ids.is_some()];
-            let request =
-                Outgoing { body: &body, division: &division, salting: None, prefill_ids, decode_ids };
+            let request = outgoing(&body, &division, [prefill_ids, decode_ids]);
             let Begun::Together { prefill, decode } = SGLang.begin(&request, &pair("p:1", &|| 0)) else {
                 panic!("both at once")
             };

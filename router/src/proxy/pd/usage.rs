@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::proxy::splice::{members, range_in};
+use crate::proxy::splice::{Members, range_in};
 
 /// Longest line and body that is looked at; longer ones pass as they are.
 const MAX_KEPT: usize = 8 << 20;
@@ -101,12 +101,12 @@ impl Rewriter {
 
 /// Where the count stands in the usage of `json`, and what stands there instead.
 fn change(json: &[u8], cached: u64) -> Option<(Range<usize>, String)> {
-    let usage = *members(json)?.get("usage")?;
-    let details = *members(usage.get().as_bytes())?.get("prompt_tokens_details")?;
+    let usage = *Members::of(json).by_name()?.get("usage")?;
+    let details = *Members::of(usage.get().as_bytes()).by_name()?.get("prompt_tokens_details")?;
     if details.get() == "null" {
         return Some((range_in(json, details)?, format!("{{\"cached_tokens\":{cached}}}")));
     }
-    let count = *members(details.get().as_bytes())?.get("cached_tokens")?;
+    let count = *Members::of(details.get().as_bytes()).by_name()?.get("cached_tokens")?;
     Some((range_in(json, count)?, cached.to_string()))
 }
 
