@@ -6,9 +6,10 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvrouter_core::blocks::{BlockHash, Namespace, NamespaceId, chain};
-use kvrouter_core::gather::{self, Lookup, Question, Scratch};
+use kvrouter_core::gather::{self, Lookup, Question};
 use kvrouter_core::ids::{Role, Target, WorkerId};
 use kvrouter_core::index::Holdings;
 use kvrouter_core::policy::decode_demand::Judgement;
@@ -20,6 +21,7 @@ use kvrouter_core::policy::shadow::{self, Shadow};
 use kvrouter_core::policy::{Candidate, Choice, Evidence, Outcome, PickRequest, PolicyKind, Settings};
 use kvrouter_core::receipts::elsewhere::{self, Other};
 use kvrouter_core::receipts::{Draft, PromptRecord, ReceiptNumber, Record, ResultRecord};
+use kvrouter_core::scratch::Scratch;
 use kvrouter_core::trust::Parity;
 use kvrouter_core::units::{Blocks, TierHits, Tokens};
 use kvrouter_crds::config::{Fallback, Protocol};
@@ -264,9 +266,10 @@ pub struct Unrouted {
 /// Picks a ready worker outside `excluded`, books the request there and files
 /// the receipt.
 pub fn pick(pool: &Pool, ask: &Ask, attempt: u32, excluded: &[WorkerId]) -> Result<Routed, Unrouted> {
-    let mut scratch = pool.scratches.take();
+    let thread = thread_number();
+    let mut scratch = pool.scratches.take(thread);
     let picked = pick_in(pool, ask, attempt, excluded, &mut scratch);
-    pool.scratches.give_back(scratch);
+    pool.scratches.give_back(thread, scratch);
     picked
 }
 
@@ -332,6 +335,15 @@ fn pick_in(
     let has_blocks = !ask.blocks.is_empty() && ask.role != Role::Decode;
     let (target, lease, role, receipt) = (chosen.target, pick.lease, ask.role, filed.number);
     Ok(Routed { worker, target, lease, role, receipt, expected, has_blocks })
+}
+
+/// The calling thread's.
+fn thread_number() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+    }
+    THREAD.with(|thread| *thread)
 }
 
 /// What the response that a request goes on from has to say, and the worker that

@@ -17,13 +17,14 @@ use kvrouter_core::blocks::{BlockHash, NamespaceId, chain};
 use kvrouter_core::brief::Brief;
 use kvrouter_core::events::Delta;
 use kvrouter_core::events::envelope::Status;
-use kvrouter_core::gather::{Lookup, Question, Scratch, Scratches, gather};
+use kvrouter_core::gather::{Lookup, Question, gather};
 use kvrouter_core::ids::{Epoch, Role, Target, WorkerId};
 use kvrouter_core::index::{Holdings, Index};
 use kvrouter_core::policy::leases::{Lease, Ledger};
 use kvrouter_core::policy::lineup::{Entrant, Lineup, Standing};
 use kvrouter_core::policy::{PickRequest, Settings};
 use kvrouter_core::receipts::{Draft, Ring};
+use kvrouter_core::scratch::{Scratch, Scratches};
 use kvrouter_core::trust::{Freshness, SharedTrust};
 use kvrouter_core::units::{BlockSize, Tick, Tier, Tokens};
 
@@ -59,7 +60,7 @@ fn main() {
     for workers in [8, 64, 512] {
         let world = World::new(workers);
         let mut leases = VecDeque::new();
-        let mut decide = || world.decide(&mut leases, 2 * workers);
+        let mut decide = || world.decide(0, &mut leases, 2 * workers);
         (0..4 * workers).for_each(|_| _ = decide());
         let mut steps: [Vec<u128>; STEPS.len()] = Default::default();
         for _ in 0..2000 {
@@ -123,7 +124,7 @@ impl World {
     fn decide_for(&self, time: Duration) {
         let (start, mut leases) = (Instant::now(), VecDeque::new());
         while start.elapsed() < time {
-            black_box(self.decide(&mut leases, 2 * self.lineup.names().len()));
+            black_box(self.decide(0, &mut leases, 2 * self.lineup.names().len()));
         }
         let made = self.made.load(Ordering::Relaxed);
         println!("{:.0} ns a decision", start.elapsed().as_nanos() as f64 / made as f64);
@@ -133,21 +134,21 @@ impl World {
     fn two_threads(&self, time: Duration) -> f64 {
         let (start, before) = (Instant::now(), self.made.load(Ordering::Relaxed));
         std::thread::scope(|scope| {
-            let decide = || {
+            let decide = |thread| {
                 let mut leases = VecDeque::new();
                 while start.elapsed() < time {
-                    (0..32).for_each(|_| _ = black_box(self.decide(&mut leases, 0)));
+                    (0..32).for_each(|_| _ = black_box(self.decide(thread, &mut leases, 0)));
                 }
             };
-            scope.spawn(decide);
-            scope.spawn(decide);
+            scope.spawn(move || decide(0));
+            scope.spawn(move || decide(1));
         });
         let made = self.made.load(Ordering::Relaxed) - before;
         2.0 * start.elapsed().as_nanos() as f64 / made as f64
     }
 
     /// One decision, and nanoseconds of each step. Keeps at most `in_flight` leases.
-    fn decide(&self, leases: &mut VecDeque<Lease>, in_flight: usize) -> [u128; STEPS.len()] {
+    fn decide(&self, thread: usize, leases: &mut VecDeque<Lease>, in_flight: usize) -> [u128; STEPS.len()] {
         let made = self.made.fetch_add(1, Ordering::Relaxed);
         let (at, now, settings) = (made % SESSIONS, Tick(0), Settings::default());
         let (id, prompt) = (format!("request-{made}"), Tokens(self.prompts[at].len() as u64));
@@ -164,7 +165,7 @@ impl World {
             session: None,
             choices: 1,
         };
-        let mut scratch = self.scratches.take();
+        let mut scratch = self.scratches.take(thread);
         self.index.look_up(SPACE, &blocks, &mut scratch.held(1)[0]);
         times[2] = Instant::now();
         let Scratch { held, field, spare } = &mut *scratch;
@@ -200,7 +201,7 @@ impl World {
         let record = draft.encode_over(spare.take());
         times[5] = Instant::now();
         scratch.spare = self.receipts.lock().file(record, None).spare;
-        self.scratches.give_back(scratch);
+        self.scratches.give_back(thread, scratch);
         times[6] = Instant::now();
         leases.push_back(pick.lease);
         if leases.len() > in_flight {

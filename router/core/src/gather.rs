@@ -6,13 +6,11 @@
 //! and credited as trust has it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
 use crate::blocks::{BlockHash, NamespaceId};
-use crate::brief::Brief;
 use crate::ids::{Role, Slot};
 use crate::index::Holdings;
 use crate::policy::Evidence;
@@ -20,7 +18,6 @@ use crate::policy::field::{Claim, Field};
 use crate::policy::history::History;
 use crate::policy::hits;
 use crate::policy::lineup::Lineup;
-use crate::receipts::Record;
 use crate::trust::{Freshness, Worth};
 use crate::units::{BlockSize, Tick, TierHits, Tokens};
 
@@ -36,78 +33,6 @@ pub struct Lookup<'a> {
     pub blocks: &'a [BlockHash],
     /// What targets hold of them.
     pub held: &'a Holdings,
-}
-
-/// What picks work in, to use again: one allocates nothing for its candidates.
-#[derive(Debug, Default)]
-pub struct Scratches([Shelf; SHELVES]);
-
-/// Some of them. Threads have shelves of their own, as far as there are enough, so
-/// that they do not wait for each other or pass lines of memory to and fro.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-#[allow(clippy::vec_box, reason = "what is handed to and fro is a pointer, not 300 bytes")]
-struct Shelf(Brief<Vec<Box<Scratch>>>);
-
-/// What one pick works in.
-#[derive(Debug, Default)]
-pub struct Scratch {
-    /// What targets hold of its prompts.
-    pub held: Vec<Holdings>,
-    /// Its candidates.
-    pub field: Field,
-    /// A record that is not needed any more, to write the next one over.
-    pub spare: Option<Record>,
-}
-
-const SHELVES: usize = 16;
-/// Most of them that a shelf keeps: more picks than this are never under way at once
-/// on the threads that use it.
-const MAX_SCRATCHES: usize = 8;
-/// Most prompts whose holdings are kept.
-const MAX_KEPT_PROMPTS: usize = 4;
-/// Largest record that is kept, in bytes: several thousand candidates.
-const MAX_KEPT_RECORD: usize = 1 << 20;
-
-impl Scratches {
-    /// One that nobody uses.
-    pub fn take(&self) -> Box<Scratch> {
-        self.shelf().0.lock().pop().unwrap_or_default()
-    }
-
-    /// Keeps one for others, without what only an unusual request needs.
-    pub fn give_back(&self, mut scratch: Box<Scratch>) {
-        scratch.held.truncate(MAX_KEPT_PROMPTS);
-        scratch.spare.take_if(|spare| spare.memory() > MAX_KEPT_RECORD);
-        let mut kept = self.shelf().0.lock();
-        if kept.len() < MAX_SCRATCHES {
-            kept.push(scratch);
-        }
-    }
-
-    /// Forgets all: the fleet has changed, and they keep its accounts.
-    pub fn clear(&self) {
-        self.0.iter().for_each(|shelf| shelf.0.lock().clear());
-    }
-
-    /// The calling thread's.
-    fn shelf(&self) -> &Shelf {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
-        }
-        &self.0[THREAD.with(|thread| *thread) % SHELVES]
-    }
-}
-
-impl Scratch {
-    /// Room for what targets hold of `prompts` prompts.
-    pub fn held(&mut self, prompts: usize) -> &mut [Holdings] {
-        if self.held.len() < prompts {
-            self.held.resize_with(prompts, Holdings::default);
-        }
-        &mut self.held[..prompts]
-    }
 }
 
 /// What views are asked.

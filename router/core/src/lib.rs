@@ -23,5 +23,6 @@ pub mod policy;
 pub mod receipts;
 pub mod reconcile;
 pub mod replay;
+pub mod scratch;
 pub mod trust;
 pub mod units;

@@ -1,19 +1,20 @@
 //! Our decision, put together as the router's `route` does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kvrouter_core::blocks::BlockHash;
 use kvrouter_core::brief::Brief;
 use kvrouter_core::events::envelope::Status;
-use kvrouter_core::gather::{Lookup, Question, Scratch, Scratches, gather};
+use kvrouter_core::gather::{Lookup, Question, gather};
 use kvrouter_core::ids::{Epoch, Role, Slot, Target, WorkerId};
 use kvrouter_core::index::{Holdings, Index};
 use kvrouter_core::policy::leases::{Lease, Ledger};
 use kvrouter_core::policy::lineup::{Entrant, Lineup, Standing};
 use kvrouter_core::policy::{PickRequest, Settings, shadow};
 use kvrouter_core::receipts::{Draft, Ring};
+use kvrouter_core::scratch::{Scratch, Scratches};
 use kvrouter_core::trust::{Freshness, SharedTrust};
 use kvrouter_core::units::{BlockSize, Tick, Tokens};
 use tokio::runtime::Runtime;
@@ -133,7 +134,8 @@ impl World {
             session: None,
             choices: 1,
         };
-        let mut scratch = self.scratches.take();
+        let thread = thread_number();
+        let mut scratch = self.scratches.take(thread);
         self.index.look_up(SPACE, &blocks, &mut scratch.held(1)[0]);
         let Scratch { held, field, spare } = &mut *scratch;
         let prompts = vec![Lookup { tokens: prompt, blocks: &blocks, held: &held[0] }];
@@ -170,9 +172,18 @@ impl World {
         };
         let record = draft.encode_over(spare.take());
         scratch.spare = self.receipts.lock().file(record, None).spare;
-        self.scratches.give_back(scratch);
+        self.scratches.give_back(thread, scratch);
         pick.lease
     }
+}
+
+/// The calling thread's.
+fn thread_number() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+    }
+    THREAD.with(|thread| *thread)
 }
 
 impl Takes for Ours {
