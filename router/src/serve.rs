@@ -199,7 +199,9 @@ mod tests {
         pool.live_known.store(false, Ordering::Relaxed);
         assert_eq!(waits(), some("live_settings_pending"));
         pool.live_known.store(true, Ordering::Relaxed);
-        let change = pool.fleet.update(&[member(1, "a", None), member(2, "a", None), member(4, "a", None)], &pool.index);
+        let change = pool
+            .fleet
+            .update(&[member(1, "a", None), member(2, "a", None), member(4, "a", None)], &pool.index);
         let [stays, leaves, known] = &change.joined[..] else { unreachable!("three joined") };
         assert_eq!(waits(), some("workers_not_probed"));
         known.set_reason(ReadyReason::Ok);

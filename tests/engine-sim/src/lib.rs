@@ -163,8 +163,7 @@ async fn start_ranks(
             }
             let topic = Bytes::from(config.topic.clone());
             let has_topic = config.wire.replay_has_topic();
-            let (handle, task) =
-                Publisher::start(listeners, topic, has_topic, config.replay_batches).await?;
+            let (handle, task) = Publisher::start(listeners, topic, has_topic, config.replay_batches).await?;
             tasks.spawn(task);
             publisher = Some(handle);
         }
