@@ -260,17 +260,20 @@ async fn a_loss_that_cannot_be_replayed_ends_credit_and_is_rebuilt() {
     assert_eq!(chat.predicted(), 0, "{}", chat.receipt);
     assert_eq!(epoch(&router, &lossy).await, before, "the view is still there");
     until("it is rebuilt", async || (epoch(&router, &lossy).await > before).then_some(())).await;
-    chat_directly(&lossy, &long(4), None).await;
     until("the new view earns credit", async || {
         let rank = rank().await;
-        (rank["credited"] == true && rank["trust"] == "incomplete" && rank["block_count"] != 0).then_some(())
+        (rank["credited"] == true && rank["trust"] == "incomplete").then_some(())
     })
     .await;
-    for (number, claims) in [(4, true), (2, false)] {
-        let chat = router.chat(&long(number), 1).await;
-        assert_eq!(chat.predicted() > 100, claims, "{number}: {}", chat.receipt);
-        assert!(chat.predicted() <= chat.cached, "{number}: {}", chat.receipt);
-    }
+    let chat = router.chat(&long(2), 1).await;
+    assert!(chat.cached > 100 && chat.predicted() == 0, "what was lost is not claimed: {}", chat.receipt);
+    // It begins unlike the others, so nothing of it hangs below what was lost.
+    let other = json!([{"role": "system", "content": crate::harness::text(9, 60)}]);
+    until("new prompts are claimed again", async || {
+        let chat = router.chat(&other, 1).await;
+        (chat.predicted() > 100 && chat.predicted() == chat.cached).then_some(())
+    })
+    .await;
 }
 
 /// An engine whose publisher hangs is named, and loses its credit, until it tells again.
@@ -315,8 +318,8 @@ async fn an_engine_without_events_is_named_within_ten_seconds() {
         (unheard || router.has_problem("engine_unreachable", Some(&id(&only))).await).then_some(())
     })
     .await;
-    let unheard = router.metric("kvrouter_target_trust", "nothing_heard").await
-        + router.metric("kvrouter_target_trust", "engine_unreachable").await;
+    let unheard = router.metric("kvrouter_view_trust", "nothing_heard").await
+        + router.metric("kvrouter_view_trust", "engine_unreachable").await;
     assert_eq!(unheard, 1.0);
     assert!(router.metric("kvrouter_event_messages_total", "\"connect\"").await > 0.0);
     assert!(started.elapsed() < std::time::Duration::from_secs(10));
@@ -351,7 +354,7 @@ async fn a_router_that_starts_beside_a_buffer_that_rolled_over_claims_too_little
     for number in 1..=6 {
         chat_directly(&warm, &long(number), None).await;
     }
-    assert!(total(&warm, "seq").await > 6, "the buffer has rolled over");
+    assert!(total(&warm, "seq").await > 3, "the buffer has rolled over");
     let router = Router::start(Setup::zmq(&[&warm]).events_only().more("freshness: {fallback: Load}")).await;
     until("the report names it", async || {
         router.has_problem("stores_missing", Some(&id(&warm))).await.then_some(())

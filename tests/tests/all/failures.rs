@@ -236,3 +236,67 @@ async fn a_worker_that_never_answers_is_a_504_and_not_tried_again() {
     assert_eq!(received(&a).await.len() + received(&b).await.len(), 1);
     router.is_idle().await;
 }
+
+/// Case E09: a router that has no sockets left says so. Its workers stay, and so do sessions.
+#[tokio::test]
+async fn a_router_without_sockets_blames_no_worker() {
+    use futures::StreamExt;
+    let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
+    let setup = Setup::in_turn(&[&id(&a), &id(&b)]).more("sessionAffinity: {mode: Both}");
+    let router = Router::start(setup).await;
+    let send = async || {
+        let request = unique();
+        let headers = [("x-request-id", &*request), ("x-session-id", "one")];
+        (request.clone(), router.send("/v1/chat/completions", &headers, chat().to_string()).await)
+    };
+    let worker = async |request: &str| router.receipts(request).await[0]["chosen"]["target"].clone();
+    let home = worker(&send().await.0).await;
+    let bound = if home == format!("{}#0", id(&a)) { &a } else { &b };
+    // Clients that are connected already, and a worker whose connections are all in use.
+    futures::future::join_all((0..8).map(|_| router.get("/livez"))).await;
+    fault(bound, json!({"stall_ms": 5000})).await;
+    let (before, all) = (files(&router), "1024");
+    limit_files(&router, &before.to_string());
+    let mut sending: futures::stream::FuturesUnordered<_> = (0..8).map(|_| send()).collect();
+    let mut refused = None;
+    while refused.is_none() {
+        let (request, answer) = sending.next().await.expect("one finds no socket");
+        refused = (answer.status != 200).then_some((request, answer));
+    }
+    // Long enough for three probes.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    limit_files(&router, all);
+    let (request, answer) = refused.unwrap();
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    assert_eq!(answer.json().unwrap()["error"]["code"], "router_exhausted");
+    assert_eq!(answer.headers["retry-after"], "1");
+    let receipts = router.receipts(&request).await;
+    assert_eq!((receipts.len(), &receipts[0]["result"]["failure"]), (1, &json!("router_exhausted")));
+    while let Some((_, answer)) = sending.next().await {
+        assert!([200, 503].contains(&answer.status), "{}", answer.text());
+    }
+    assert!(router.metric("kvrouter_attempt_failures_total", "\"router_exhausted\"").await > 0.0);
+    assert_eq!(router.metric("kvrouter_attempt_failures_total", "\"connect\"").await, 0.0);
+    let log = router.process.output();
+    assert!(log.contains("unable to probe workers"), "{log}");
+    assert!(!log.contains("unreachable"), "no worker was given up: {log}");
+    for _ in 0..3 {
+        let (request, answer) = send().await;
+        assert_eq!((answer.status, worker(&request).await), (200, home.clone()), "the session stayed");
+    }
+    router.is_well().await;
+    router.is_idle().await;
+}
+
+/// The lowest number that no open file of the router has.
+fn files(router: &Router) -> usize {
+    let folder = format!("/proc/{}/fd", router.process.id());
+    (0..).find(|number| !std::path::Path::new(&folder).join(number.to_string()).exists()).unwrap()
+}
+
+/// Lets the router open files below that number only.
+fn limit_files(router: &Router, number: &str) {
+    let (pid, limit) = (router.process.id().to_string(), format!("--nofile={number}:"));
+    let done = std::process::Command::new("prlimit").args(["--pid", &pid, &limit]).status().unwrap();
+    assert!(done.success(), "prlimit of util-linux is needed");
+}

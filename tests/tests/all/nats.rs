@@ -191,8 +191,12 @@ async fn a_router_without_a_broker_serves_by_history() {
     .await;
     assert!(router.has_problem("broker_disconnected", None).await);
     // It says how many views it waits for, and not for ever.
-    let answer = router.get("/readyz").await;
-    assert_eq!((answer.status, &*answer.text()), (503, "views_pending 0/2"));
+    until("it says what it waits for", async || {
+        let answer = router.get("/readyz").await;
+        assert_eq!(answer.status, 503, "{}", answer.text());
+        (answer.text() == "views_pending 0/2").then_some(())
+    })
+    .await;
     until("it gives up waiting", async || (router.get("/readyz").await.status == 200).then_some(())).await;
     let report = router.report().await;
     assert_eq!((&report["ready"], &report["readyReason"]), (&json!(true), &json!("views_pending")));

@@ -363,6 +363,7 @@ impl Trust {
         }
         match self.phase {
             Phase::Cold => return (State::Cold, Reason::NothingHeard),
+            Phase::Syncing if self.status.disconnected => return (State::Syncing, Reason::EngineUnreachable),
             Phase::Syncing => return (State::Syncing, Reason::SnapshotPending),
             Phase::Synced => {}
         }
@@ -495,6 +496,17 @@ mod tests {
         check("mismatch stays", &trust, 1_000, (State::Mismatched, Reason::ReportedPageSizeMismatch, false));
         trust.set_reported_page_misfit(false);
         check("the view is gone", &trust, 1_000, (State::Syncing, Reason::SnapshotPending, false));
+    }
+
+    #[test]
+    fn an_engine_that_was_never_reached_is_named() {
+        let mut trust = Trust::default();
+        trust.reset();
+        check("it is being asked", &trust, 0, (State::Syncing, Reason::SnapshotPending, false));
+        trust.heard(Tick(1_000), EPOCH, 0, Status { disconnected: true, ..Status::default() });
+        check("nobody answers", &trust, 1_000, (State::Syncing, Reason::EngineUnreachable, false));
+        trust.synced(Tick(2_000), EPOCH, 1, Status::default());
+        check("it answers", &trust, 2_000, (State::Exact, Reason::Ok, true));
     }
 
     #[test]
