@@ -25,7 +25,7 @@ use tokio::net::TcpListener;
 
 use super::engine::{Remembered, Sink, Stream, Told, View};
 use super::nats;
-use super::subjects::{Subjects, uid_of};
+use super::subjects::{Subjects, name_of};
 use super::zmtp::Endpoint;
 use crate::clock::Clock;
 use crate::config::{BridgeFlags, ConfigError, is_dns_label, is_subject_prefix, read_secret};
@@ -44,7 +44,7 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Source {
     /// What stands for the worker in subjects.
-    uid: String,
+    name: String,
     /// The rank, within its worker.
     rank: u32,
     /// The rank among all of the bridge: names what is remembered of it.
@@ -131,13 +131,13 @@ fn worker_id(text: &str) -> Option<WorkerId> {
 
 /// Every rank of every worker; `None` if one has a port beyond the last.
 fn sources(flags: &BridgeFlags, workers: &[WorkerId]) -> Option<Vec<Source>> {
-    let ranks = workers.iter().flat_map(|worker| (0..flags.dp_size).map(move |rank| (uid_of(worker), rank)));
-    let source = |(number, (uid, rank)): (u32, (String, u32))| {
+    let ranks = workers.iter().flat_map(|worker| (0..flags.dp_size).map(move |rank| (name_of(worker), rank)));
+    let source = |(number, (name, rank)): (u32, (String, u32))| {
         let replay = match &flags.kv_replay {
             Some(replay) => Some(replay.offset(number)?),
             None => None,
         };
-        Some(Source { uid, rank, number, publisher: flags.kv_events.offset(number)?, replay })
+        Some(Source { name, rank, number, publisher: flags.kv_events.offset(number)?, replay })
     };
     (0u32..).zip(ranks).map(source).collect()
 }
@@ -202,7 +202,7 @@ async fn metrics(registry: Registry) -> ([(http::HeaderName, &'static str); 1], 
 
 impl Publish {
     async fn new(shared: Arc<Shared>, source: Source) -> anyhow::Result<Self> {
-        let subject = shared.subjects.snapshot(&source.uid, source.rank);
+        let subject = shared.subjects.snapshot(&source.name, source.rank);
         let requests = shared.client.subscribe(subject).await.context("failed to offer snapshots")?;
         let folder = shared.settings.flags.state_dir.as_deref();
         let state = folder.map(|folder| folder.join(format!("rank-{}.json", source.number)));
@@ -243,7 +243,7 @@ impl Publish {
             // Routers will miss the number and fetch a snapshot, in pages.
             "too_large"
         } else {
-            let subject = self.shared.subjects.events(&self.source.uid, self.source.rank);
+            let subject = self.shared.subjects.events(&self.source.name, self.source.rank);
             match client.publish(subject, payload.into()).await {
                 Ok(()) => "published",
                 Err(_) => "refused",
@@ -363,7 +363,7 @@ mod tests {
     #[track_caller]
     fn check(why: &str, flags: &str, expected: &[&str]) {
         let row = |source: &Source| {
-            let target = crate::feed::subjects::target_of(&source.uid, source.rank).expect("a worker");
+            let target = crate::feed::subjects::target_of(&source.name, source.rank).expect("a worker");
             let replay = source.replay.as_ref().map_or_else(|| "-".to_owned(), Endpoint::to_string);
             format!("{target} {} {} {replay}", source.number, source.publisher)
         };

@@ -111,7 +111,7 @@ struct Followed {
 /// How a fetch ended.
 struct Fetched {
     target: Arc<TargetState>,
-    uid: String,
+    name: String,
     pages: Option<Vec<SnapshotPage>>,
 }
 
@@ -139,7 +139,7 @@ impl Feed {
     }
 
     fn message(&mut self, message: &async_nats::Message) {
-        let Some((uid, target)) = self.source(&message.subject) else {
+        let Some((name, target)) = self.source(&message.subject) else {
             return self.count("unknown_source");
         };
         let envelope = match Envelope::decode(&message.payload) {
@@ -150,7 +150,7 @@ impl Feed {
             }
         };
         let outcome = self.followed(&target).follower.message(envelope);
-        self.carry_out(outcome, &target, uid);
+        self.carry_out(outcome, &target, name);
     }
 
     /// What is known of the target, which begins with nothing.
@@ -180,7 +180,7 @@ impl Feed {
         match fetched.pages {
             Some(pages) => {
                 let outcome = follower.snapshot(pages);
-                self.carry_out(outcome, &fetched.target, fetched.uid);
+                self.carry_out(outcome, &fetched.target, fetched.name);
             }
             None => {
                 follower.snapshot_failed();
@@ -189,7 +189,7 @@ impl Feed {
         }
     }
 
-    fn carry_out(&mut self, outcome: Outcome, target: &Arc<TargetState>, uid: String) {
+    fn carry_out(&mut self, outcome: Outcome, target: &Arc<TargetState>, name: String) {
         self.count(outcome.label);
         for change in outcome.changes {
             self.pool.apply(target, change);
@@ -197,7 +197,7 @@ impl Feed {
         let Some(reason) = outcome.fetch else { return };
         self.pool.metrics.resyncs.with_label_values(&[reason]).inc();
         target.trust.lock().syncing();
-        let subject = self.subjects.snapshot(&uid, target.target.rank.0);
+        let subject = self.subjects.snapshot(&name, target.target.rank.0);
         let now = Instant::now();
         let last = self.followed(target).asked.replace(now);
         let (client, fetched, target) = (self.client.clone(), self.fetched.clone(), Arc::clone(target));
@@ -208,17 +208,17 @@ impl Feed {
             let Ok(_permit) = permits.acquire().await else { return };
             let pages = timeout(SNAPSHOT_TIMEOUT, fetch(&client, subject)).await.ok().flatten();
             // A feed that is gone wants no answer.
-            let _ = fetched.send(Fetched { target, uid, pages }).await;
+            let _ = fetched.send(Fetched { target, name, pages }).await;
         });
     }
 
     /// The known target that a subject speaks of.
     fn source(&self, subject: &str) -> Option<(String, Arc<TargetState>)> {
-        let (uid, rank) = self.subjects.source(subject)?;
-        let named = target_of(&uid, rank)?;
+        let (name, rank) = self.subjects.source(subject)?;
+        let named = target_of(&name, rank)?;
         let worker = self.pool.fleet.worker(named.worker.as_str())?;
         let target = worker.targets.get(named.rank.0 as usize)?;
-        Some((uid, Arc::clone(target)))
+        Some((name, Arc::clone(target)))
     }
 
     fn count(&self, label: &'static str) {

@@ -1,9 +1,11 @@
 //! NATS subjects, the same on both sides.
 //!
-//! `<prefix>.<namespace>.<pool>.events.<pod uid>.<rank>` carries envelopes,
-//! `….snapshot.<pod uid>.<rank>` answers with pages. Outside Kubernetes the
-//! unpadded base64url of `host:port` stands for the pod's UID; there is no other
-//! discovery yet.
+//! `<prefix>.<namespace>.<pool>.events.<worker>.<rank>` carries envelopes,
+//! `….snapshot.<worker>.<rank>` answers with pages. `<worker>` is the unpadded
+//! base64url of the worker's `host:port`, in Kubernetes too: all that a bridge need
+//! know is the address of its pod. A pod that gets the address of one before it has
+//! another epoch, and routers know it by its UID as another worker, whose view
+//! begins with a snapshot of its own.
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -28,31 +30,31 @@ impl Subjects {
     }
 
     /// Events of one rank.
-    pub fn events(&self, uid: &str, rank: u32) -> String {
-        format!("{}.events.{uid}.{rank}", self.stem)
+    pub fn events(&self, name: &str, rank: u32) -> String {
+        format!("{}.events.{name}.{rank}", self.stem)
     }
 
     /// Snapshot requests to one rank.
-    pub fn snapshot(&self, uid: &str, rank: u32) -> String {
-        format!("{}.snapshot.{uid}.{rank}", self.stem)
+    pub fn snapshot(&self, name: &str, rank: u32) -> String {
+        format!("{}.snapshot.{name}.{rank}", self.stem)
     }
 
-    /// The UID and the rank that an events subject ends in.
+    /// The worker's name and the rank that an events subject ends in.
     pub fn source(&self, subject: &str) -> Option<(String, u32)> {
         let rest = subject.strip_prefix(&self.stem)?.strip_prefix(".events.")?;
-        let (uid, rank) = rest.split_once('.')?;
-        Some((uid.to_owned(), rank.parse().ok()?))
+        let (name, rank) = rest.split_once('.')?;
+        Some((name.to_owned(), rank.parse().ok()?))
     }
 }
 
-/// What stands for the pod UID of `worker` outside Kubernetes.
-pub fn uid_of(worker: &WorkerId) -> String {
+/// What `worker` is called in subjects.
+pub fn name_of(worker: &WorkerId) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(worker.as_str())
 }
 
-/// The target that a UID and a rank name outside Kubernetes.
-pub fn target_of(uid: &str, rank: u32) -> Option<Target> {
-    let bytes = BASE64_URL_SAFE_NO_PAD.decode(uid).ok()?;
+/// The target that a worker's name in subjects and a rank stand for.
+pub fn target_of(name: &str, rank: u32) -> Option<Target> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(name).ok()?;
     Some(Target::new(WorkerId::new(String::from_utf8(bytes).ok()?), rank))
 }
 
@@ -64,9 +66,9 @@ mod tests {
     fn a_subject_names_its_source() {
         let subjects = Subjects::new("kvrouter", "default", "demo");
         let worker = WorkerId::new("127.0.0.1:8001");
-        let subject = subjects.events(&uid_of(&worker), 3);
-        let (uid, rank) = subjects.source(&subject).expect("its own");
-        assert_eq!(target_of(&uid, rank), Some(Target::new(worker, 3)));
+        let subject = subjects.events(&name_of(&worker), 3);
+        let (name, rank) = subjects.source(&subject).expect("its own");
+        assert_eq!(target_of(&name, rank), Some(Target::new(worker, 3)));
         assert_eq!(Subjects::new("kvrouter", "default", "other").source(&subject), None);
         assert_eq!(subjects.source("kvrouter.default.demo.events.x.y"), None);
     }
