@@ -9,7 +9,6 @@ use kvrouter_core::ids::WorkerId;
 use serde_json::{Value, json};
 
 use super::pd::division::Indivisible;
-use super::upstream::ROUTER_EXHAUSTED;
 
 /// Why a request was not served.
 #[derive(Debug)]
@@ -182,7 +181,7 @@ impl ClientError {
             Self::MakerOverloaded => "overloaded_maker",
             Self::WorkerFailed { .. } => "worker_failed",
             Self::FirstByteTimeout { .. } => "first_byte_timeout",
-            Self::RouterExhausted => ROUTER_EXHAUSTED,
+            Self::RouterExhausted => "router_exhausted",
             Self::ShuttingDown => "shutting_down",
         }
     }
