@@ -7,7 +7,7 @@
 //! forgotten, and whoever has a request there keeps it alive until that ends.
 //!
 //! [`worker`] is one of them; [`kubernetes`] finds them as pods, by the rules
-//! in [`pods`]; [`probe`] asks them; [`parity`] compares their pages, [`rendering`]
+//! in [`pods`]; [`probe`] asks them; [`pages`] compares their pages, [`rendering`]
 //! their tokens.
 
 pub mod kubernetes;
