@@ -9,8 +9,8 @@
 //!
 //! An account's sums are atomics, written by whoever books or releases and read
 //! without a lock: a pick reads them for every target there is. The prompts
-//! behind them are in one tree for all accounts ([`Prefixes`]), so that a pick
-//! walks along its prompt once, and not once for every target.
+//! behind them are in one tree for all accounts ([`super::prefixes`]), so that a
+//! pick walks along its prompt once, and not once for every target.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
