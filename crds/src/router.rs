@@ -315,9 +315,9 @@ const fn default_replicas() -> i32 {
     2
 }
 
-/// As long as a worker may take to its first byte: what was begun may end.
+/// As long as a router's file has it.
 const fn default_drain_timeout_seconds() -> u64 {
-    600
+    120
 }
 
 const fn default_image_weight() -> f64 {

@@ -121,7 +121,7 @@ pub fn build(pool: &ValidPool, flags: &ChildFlags) -> Vec<WantedPatch> {
 
 fn patch(pool: &ValidPool, target: &Target, flags: &ChildFlags) -> WantedPatch {
     let seed = wanted_seed(pool);
-    let bridge = wanted_bridge(pool, flags);
+    let bridge = wanted_bridge(pool, target, flags);
     let settings = bridge.as_ref().map_or("", |bridge| &bridge.settings);
     let asked = format!("seed={}\nbridge={settings}\n", seed.as_deref().unwrap_or_default());
     let asks = seed.is_some() || bridge.is_some();
@@ -204,7 +204,7 @@ fn annotation<'a>(target: &'a Target, key: &str) -> Option<&'a str> {
     target.facts.template.metadata.as_ref()?.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-fn wanted_bridge(pool: &ValidPool, flags: &ChildFlags) -> Option<Bridge> {
+fn wanted_bridge(pool: &ValidPool, target: &Target, flags: &ChildFlags) -> Option<Bridge> {
     if pool.spec.kv_events.bridge != BridgeMode::Inject {
         return None;
     }
@@ -212,20 +212,29 @@ fn wanted_bridge(pool: &ValidPool, flags: &ChildFlags) -> Option<Bridge> {
     let Mounts { volumes, mounts } = mounts(pool, broker);
     let ranks = pool.spec.target_ports.len() * pool.spec.dp_size as usize;
     let memory = |mebibytes: usize| format!("{}Mi", mebibytes * ranks);
+    // On the host's network a port is the whole node's, and other engines run there.
+    let on_host = target.facts.template.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    let mut env = vec![pod_ip(), variable("KVROUTER_LOG_JSON", "true")];
+    if !on_host {
+        // No argument: these are replaced as a whole, also by an operator that was rolled
+        // back, and the probe would stay.
+        env.push(variable("KVROUTER_LISTEN_METRICS", &format!("0.0.0.0:{}", METRICS.1)));
+    }
+    let port = ContainerPort {
+        name: Some(METRICS.0.to_owned()),
+        container_port: METRICS.1,
+        protocol: Some("TCP".to_owned()),
+        ..Default::default()
+    };
     let container = Container {
         name: BRIDGE.to_owned(),
         image: Some(flags.bridge_image().to_owned()),
         restart_policy: Some("Always".to_owned()),
         args: Some(arguments(pool, broker)),
-        env: Some(vec![pod_ip(), variable("KVROUTER_LOG_JSON", "true")]),
-        ports: Some(vec![ContainerPort {
-            name: Some(METRICS.0.to_owned()),
-            container_port: METRICS.1,
-            protocol: Some("TCP".to_owned()),
-            ..Default::default()
-        }]),
+        env: Some(env),
+        ports: (!on_host).then(|| vec![port]),
         // It depends on neither the broker nor the engine, and restarts the bridge alone.
-        liveness_probe: Some(probe("/livez", METRICS.0, 10, 5, 6)),
+        liveness_probe: (!on_host).then(|| probe("/livez", METRICS.0, 10, 5, 6)),
         resources: Some(resources("50m", &memory(MEMORY_PER_RANK.0), &memory(MEMORY_PER_RANK.1))),
         security_context: Some(security_context()),
         volume_mounts: Some(mounts),
@@ -303,7 +312,6 @@ fn arguments(pool: &ValidPool, broker: &Broker) -> Vec<String> {
         flag("identity-seed-file", format!("{IDENTITY_FOLDER}/{}", secret.key));
     }
     flag("state-dir", STATE_FOLDER.to_owned());
-    flag("listen-metrics", format!("0.0.0.0:{}", METRICS.1));
     arguments
 }
 

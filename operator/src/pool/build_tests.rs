@@ -114,11 +114,22 @@ fn the_digest_of_a_usual_bridge_is_that_of_earlier_releases() {
     assert_eq!(bridge.settings, "21d9ff73abd90eb2");
 }
 
+/// On the host's network its port would be the node's, of which other engines' bridges want one too.
+#[test]
+fn a_bridge_on_the_hosts_network_opens_no_port() {
+    let on_host = json!({"spec": {"hostNetwork": true}});
+    let container = patch_of(&inject(json!({})), on_host, &flags()).bridge.expect("absent").container;
+    assert!(container.ports.is_none() && container.liveness_probe.is_none());
+    assert!(container.env.iter().flatten().all(|variable| variable.name != "KVROUTER_LISTEN_METRICS"));
+}
+
 #[test]
 fn the_bridge_is_probed_and_scraped_by_the_name_of_its_port() {
     let container = patch_of(&inject(json!({})), json!({}), &flags()).bridge.expect("absent").container;
-    let args = container.args.expect("arguments");
-    assert!(args.contains(&"--listen-metrics=0.0.0.0:9092".to_owned()), "{args:?}");
+    let env = container.env.expect("variables");
+    let listens =
+        |variable: &k8s_openapi::api::core::v1::EnvVar| variable.value.as_deref() == Some("0.0.0.0:9092");
+    assert!(env.iter().any(|it| it.name == "KVROUTER_LISTEN_METRICS" && listens(it)), "{env:?}");
     let ports = serde_json::to_value(container.ports).expect("JSON");
     assert_eq!(ports, json!([{"name": "bridge-metrics", "containerPort": 9092, "protocol": "TCP"}]));
     let probe = container.liveness_probe.expect("a probe").http_get.expect("by HTTP");

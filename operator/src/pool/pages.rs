@@ -153,10 +153,10 @@ fn judge(spec: &InferencePoolSpec, pages: &[Pages<'_>]) -> (Finding, BTreeSet<St
 /// Pods whose page is not the pool's, in roles that have several pages or in
 /// roles of which each has one.
 fn mixed(block: u32, pages: &[Pages<'_>]) -> Option<(Finding, BTreeSet<String>)> {
-    let all = || pages.iter().flat_map(|pages| &pages.sizes).copied();
+    let votes = pages.iter().flat_map(|pages| pages.votes.iter().map(|page| (pages.role, *page)));
+    let all = pages.iter().flat_map(|pages| pages.sizes.iter().map(|page| (pages.role, *page)));
     // While nobody may be picked, everybody counts.
-    let common = usual(block, pages.iter().flat_map(|pages| &pages.votes).copied());
-    let common = common.or_else(|| usual(block, all()))?;
+    let common = usual(block, votes).or_else(|| usual(block, all))?;
     let odd = listed(pages, |_, size| size != common);
     if odd.is_empty() {
         return None;

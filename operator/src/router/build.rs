@@ -31,11 +31,18 @@ pub const ROUTER_LABEL: &str = "kvrouter.dev/router";
 /// Label of router pods: the pool's name.
 pub const POOL_LABEL: &str = "kvrouter.dev/pool";
 
-/// A rollout that makes no progress for this long is stuck. A new router waits
-/// up to 60 s for its views before it is ready; starting and pulling come on top.
-pub const PROGRESS_DEADLINE_SECONDS: i32 = 180;
+/// Least time for a router to become ready: it waits up to 60 s for its views;
+/// starting and pulling come on top.
+const PROGRESS_DEADLINE_SECONDS: i32 = 180;
 /// ReplicaSets that are kept for `kubectl rollout undo`.
 const REVISIONS: i32 = 3;
+
+/// A rollout that makes no progress for this long is stuck. A new router may have to
+/// wait for the room of one that drains.
+fn progress_deadline_seconds(router: &ValidRouter) -> i32 {
+    let drained = i32::try_from(pod::grace_seconds(router)).unwrap_or(i32::MAX);
+    drained.saturating_add(40).max(PROGRESS_DEADLINE_SECONDS)
+}
 
 /// All children of a router, each with its owner reference.
 #[derive(Clone, Debug, PartialEq)]
@@ -191,7 +198,7 @@ fn deployment(
         replicas: Some(router.spec.replicas),
         selector: label_selector(router),
         strategy: Some(strategy),
-        progress_deadline_seconds: Some(PROGRESS_DEADLINE_SECONDS),
+        progress_deadline_seconds: Some(progress_deadline_seconds(router)),
         revision_history_limit: Some(REVISIONS),
         template: pod::template(router, flags, start_settings_name, start_digest),
         ..Default::default()

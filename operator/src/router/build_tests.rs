@@ -109,8 +109,11 @@ fn pods_live_as_long_as_routers_drain() {
     let desired = built(json!({"drainTimeoutSeconds": 3600}), pool(json!({})));
     let start = text(&desired.start_settings, START_SETTINGS_KEY);
     assert!(start.contains("drainTimeoutSeconds: 3600"), "{start}");
-    let pod = desired.deployment.spec.and_then(|spec| spec.template.spec).expect("a pod");
+    let spec = desired.deployment.spec.expect("a spec");
+    let deadline = spec.progress_deadline_seconds;
+    let pod = spec.template.spec.expect("a pod");
     assert_eq!(pod.termination_grace_period_seconds, Some(5 + 3600 + 15));
+    assert_eq!(deadline, Some(5 + 3600 + 15 + 40), "a new router may wait for one that drains");
 }
 
 #[test]
@@ -120,7 +123,7 @@ fn the_pods_keep_to_the_contract() {
     let pod = deployment.template.spec.expect("a pod");
     let container = &pod.containers[0];
     assert_eq!(deployment.progress_deadline_seconds, Some(180));
-    assert_eq!(pod.termination_grace_period_seconds, Some(5 + 600 + 15), "longer than draining");
+    assert_eq!(pod.termination_grace_period_seconds, Some(5 + 120 + 15), "longer than draining");
     assert_eq!(
         container.command.as_ref().map(|words| words.join(" ")).as_deref(),
         Some("kv-router serve --config /etc/kvrouter/config.yaml")

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
     TopologySpreadConstraint, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kvrouter_crds::config::{Limits, START_SETTINGS_KEY};
+use kvrouter_crds::config::START_SETTINGS_KEY;
 use kvrouter_crds::pool::TokenizerSource;
 
 use super::build::{child_name, label_selector, pod_labels};
@@ -62,7 +62,7 @@ fn spec(router: &ValidRouter, flags: &ChildFlags, start_settings_name: &str) -> 
         automount_service_account_token: Some(true),
         // A Service called kvrouter-config would become the variable KVROUTER_CONFIG_...
         enable_service_links: Some(false),
-        termination_grace_period_seconds: Some(grace_seconds(&limits(router))),
+        termination_grace_period_seconds: Some(grace_seconds(router)),
         security_context: Some(PodSecurityContext {
             run_as_non_root: Some(true),
             run_as_user: Some(USER),
@@ -84,7 +84,8 @@ fn spec(router: &ValidRouter, flags: &ChildFlags, start_settings_name: &str) -> 
 }
 
 /// The kubelet kills what has not stopped by then: longer than routers drain.
-fn grace_seconds(limits: &Limits) -> i64 {
+pub(super) fn grace_seconds(router: &ValidRouter) -> i64 {
+    let limits = limits(router);
     let seconds = limits.drain_delay_seconds + limits.drain_timeout_seconds + STOP_MARGIN_SECONDS;
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }

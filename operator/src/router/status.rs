@@ -13,7 +13,7 @@ use kvrouter_crds::conditions::{ConditionType, Finding, ROUTER_TYPES, Reason, na
 use kvrouter_crds::router::KvRouterStatus;
 use kvrouter_crds::{InferencePool, KvRouter};
 
-use super::build::{Desired, PROGRESS_DEADLINE_SECONDS, selector};
+use super::build::{Desired, selector};
 use super::observe::Observed;
 use super::pod::TENANCY_VOLUME;
 use super::trouble::{Trouble, trouble};
@@ -217,7 +217,7 @@ fn progressing(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
         let message = format!(
             "{updated} of {wanted} router pods are of the newest revision and {available} available, and nothing has \
              moved for {} minutes.{why} Look at the newest pod: kubectl describe pod.",
-            PROGRESS_DEADLINE_SECONDS / 60
+            deployment.spec.as_ref().and_then(|spec| spec.progress_deadline_seconds).unwrap_or(600) / 60
         );
         return certain(Finding::fails(Reason::ProgressDeadlineExceeded, message));
     }

@@ -243,7 +243,8 @@ fn rollouts_are_told_as_the_api_server_sees_them() {
         &[],
     );
     with(json!({"status": {"replicas": 3}})).check("an old one is left", type_, ("True", "RollingOut"), &[]);
-    with(condition("Progressing", "False", "ProgressDeadlineExceeded")).check(
+    let stuck = condition("Progressing", "False", "ProgressDeadlineExceeded");
+    with(merged(stuck, json!({"spec": {"progressDeadlineSeconds": 180}}))).check(
         "stuck",
         type_,
         ("False", "ProgressDeadlineExceeded"),

@@ -589,6 +589,7 @@ mod tests {
             Reason::RenderDiverged,
             Reason::PrefixCachingOff,
             Reason::NothingStored,
+            Reason::Stalled,
         ];
         for reason in reasons {
             assert_eq!(serde_json::json!(view_reason(reason)), reason.label());

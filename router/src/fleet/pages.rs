@@ -1,20 +1,20 @@
 //! Whose page is not the others'.
 //!
 //! The pool's page is the one that most able workers have, among the pages that
-//! divide the block; of two that are equally common, the larger one. A worker is
-//! odd if its page does not divide the block or is not the pool's. Workers whose
-//! page is unknown are not judged.
+//! divide the block and by which requests can be served; of two that are equally
+//! common, the larger one. A worker is odd if its page does not divide the block or
+//! is not the pool's. Workers whose page is unknown are not judged.
 //!
 //! Where all that serve are odd they stay: unequal pages cost hits, no workers
-//! cost requests. Mixed workers stay if each of them is odd; prefill and decode
-//! workers stay together, if each of them is odd and all have one page. A prefill
-//! and a decode worker with different pages are no pair, so neither spares the other.
+//! cost requests. Mixed workers stay if each of them is odd. A prefill and a decode
+//! worker with different pages are no pair: where no pair has the pool's page, those
+//! of the most common page of a pair stay, and no others of these roles.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kvrouter_core::ids::{Role, WorkerId};
-use kvrouter_crds::pages::{fits, usual};
+use kvrouter_crds::config::RoleName;
+use kvrouter_crds::pages::{fits, serving, usual};
 
 use super::Worker;
 
@@ -65,29 +65,45 @@ pub fn facts(workers: &[Arc<Worker>]) -> Vec<Facts> {
 /// Judges all workers of a pool with blocks of `block` tokens.
 pub fn judge(block: u32, workers: &[Facts]) -> Verdict {
     let able = || workers.iter().filter(|worker| worker.able);
-    let page = usual(block, able().filter_map(|worker| worker.page));
+    let votes: Vec<_> = able().filter_map(|worker| Some((name_of(worker.role), worker.page?))).collect();
+    let page = usual(block, votes.iter().copied());
     let is_odd = |worker: &Facts| {
         worker.page.is_some_and(|own| !fits(block, own) || page.is_some_and(|common| own != common))
     };
-    let of = |role: Role| able().filter(move |worker| worker.role == role);
-    let lost = |role: Role| of(role).next().is_some() && of(role).all(is_odd);
-    let parts = [Role::Prefill, Role::Decode];
-    let is_pair = || {
-        let pages: BTreeSet<Option<u32>> = parts.into_iter().flat_map(of).map(|worker| worker.page).collect();
-        parts.into_iter().all(lost) && pages.len() == 1
+    let mixed = || able().filter(|worker| worker.role == Role::Mixed);
+    let spares_mixed = mixed().next().is_some() && mixed().all(is_odd);
+    // The page of pairs that serve although it is not the pool's.
+    let parts: Vec<_> = votes.iter().copied().filter(|(role, _)| *role != RoleName::Mixed).collect();
+    let own: Vec<_> = parts.iter().copied().filter(|(_, own)| Some(*own) == page).collect();
+    let stands_in = if serving(&own).is_some() { None } else { serving(&parts) };
+    let is_out = |worker: &Facts| match worker.role {
+        Role::Mixed => is_odd(worker) && !spares_mixed,
+        Role::Prefill | Role::Decode => match stands_in {
+            Some(pair) => worker.page.is_some_and(|own| own != pair),
+            None => is_odd(worker),
+        },
     };
-    let mut spared: Vec<Role> = [Role::Mixed].into_iter().filter(|role| lost(*role)).collect();
-    if is_pair() {
-        spared.extend(parts);
-    }
-    let mut odd: Vec<&Facts> = workers.iter().filter(|worker| is_odd(worker)).collect();
-    odd.sort_by(|a, b| a.id.cmp(&b.id));
-    let kept_out = odd.iter().filter(|worker| !spared.contains(&worker.role));
+    let mut sorted: Vec<&Facts> = workers.iter().collect();
+    sorted.sort_by(|a, b| a.id.cmp(&b.id));
+    let spared = [
+        (Role::Mixed, spares_mixed),
+        (Role::Prefill, stands_in.is_some()),
+        (Role::Decode, stands_in.is_some()),
+    ];
+    let named = |worker: &&Facts| Some((worker.id.clone(), worker.page?));
     Verdict {
         page,
-        kept_out: kept_out.map(|worker| worker.id.clone()).collect(),
-        odd: odd.iter().filter_map(|worker| Some((worker.id.clone(), worker.page?))).collect(),
-        spared,
+        kept_out: sorted.iter().filter(|worker| is_out(worker)).map(|worker| worker.id.clone()).collect(),
+        odd: sorted.iter().filter(|worker| is_odd(worker)).filter_map(named).collect(),
+        spared: spared.into_iter().filter(|(_, is)| *is).map(|(role, _)| role).collect(),
+    }
+}
+
+const fn name_of(role: Role) -> RoleName {
+    match role {
+        Role::Mixed => RoleName::Mixed,
+        Role::Prefill => RoleName::Prefill,
+        Role::Decode => RoleName::Decode,
     }
 }
 
@@ -147,7 +163,10 @@ mod tests {
         check("but no two that do not divide", "P24 D48", None, "ab", &[]);
         check("case K30: the tie goes to the larger", "P64 D1", Some(64), "b", &[]);
         check("case K30: most decide", "P64 D1 D1", Some(1), "a", &[]);
-        check("case K30: mixed workers go on", "16 P64 P64 D1", Some(64), "d", &[Role::Mixed]);
+        check("case K30: mixed workers go on", "16 P64 P64 D1", Some(16), "bcd", &[]);
+        check("most cannot serve", "P16 P16 P16 P64 D64", Some(64), "abc", &[]);
+        check("a repair that has begun", "P24 P24 D24 D24 D16", Some(16), "e", &pair);
+        check("and is half done", "P16 P24 D24 D24 D16", Some(16), "bcd", &[]);
         check("decode that is not there yet", "16 16 P32", Some(16), "c", &[]);
         check("a role with one that fits", "16 16 P32 P16", Some(16), "c", &[]);
         check("a larger page does not divide either", "128 64", Some(64), "a", &[]);

@@ -2,7 +2,8 @@
 // the built `kv-router`, so build it first. Names as arguments select.
 
 import { spawnSync } from "node:child_process";
-import { appendFileSync, existsSync } from "node:fs";
+import { appendFileSync, existsSync, mkdirSync } from "node:fs";
+import { dirname } from "node:path";
 import { build } from "esbuild";
 
 const root = new URL("..", import.meta.url).pathname;
@@ -14,7 +15,11 @@ if (names.length === 0) {
     names.pop();
     console.log(`no ${chromium}: the tests in the browser do not run (apt-get install chromium, or set CHROMIUM)`);
     // `make check` tells at its end what did not run.
-    if (process.env.KVROUTER_SKIPPED) appendFileSync(process.env.KVROUTER_SKIPPED, "web-test in the browser (no Chromium)\n");
+    const skipped = process.env.KVROUTER_SKIPPED;
+    if (skipped) {
+      mkdirSync(dirname(skipped), { recursive: true });
+      appendFileSync(skipped, "web-test in the browser (no Chromium)\n");
+    }
   }
 }
 await build({
