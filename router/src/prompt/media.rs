@@ -133,7 +133,7 @@ mod tests {
     const BASE64: &str = "iVBORw0KGgo+/A==";
 
     /// Case E14: pictures that differ in their last letter differ, however they are
-    /// broken into lines. What one costs is in docs/performance.md.
+    /// broken into lines.
     #[test]
     fn large_pictures_are_told_apart() {
         let picture = "iVBORw0K".repeat(256 << 10);

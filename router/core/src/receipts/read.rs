@@ -89,21 +89,26 @@ const RECEIPT: [&str; 23] = [
     "shadows",
     "result",
 ];
+/// Lines of this version are read too: those of files that a router goes on with.
+const WITHOUT_PROMPTS: u32 = 2;
 const GAP: [&str; 3] = ["schema_version", "time_unix_ms", "lost"];
 
 /// Reads `text`, which is line `number` of its file.
 pub fn line(text: &str, number: usize) -> Read<Line> {
     let fields = Fields::root(text, number)?;
-    let version = fields.count("schema_version")?;
-    if version != u64::from(SCHEMA_VERSION) {
-        let problem = Problem::Version { found: version, known: u64::from(SCHEMA_VERSION) };
+    let found = fields.count("schema_version")?;
+    let known = [SCHEMA_VERSION, WITHOUT_PROMPTS].into_iter().find(|known| u64::from(*known) == found);
+    let Some(version) = known else {
+        let problem = Problem::Version { found, known: u64::from(SCHEMA_VERSION) };
         return Err(fields.wrong("schema_version", problem));
-    }
+    };
     let content = match fields.text("kind")?.as_str() {
         "receipt" => {
             let counted = counts_demand(&fields)?;
-            fields.only(&[&RECEIPT[..], &CHAINED, demand_if(counted)].concat())?;
-            Content::Receipt(Box::new(receipt(&fields, counted)?))
+            let mut names = [&RECEIPT[..], &CHAINED, demand_if(counted)].concat();
+            names.retain(|name| *name != "prompts" || version != WITHOUT_PROMPTS);
+            fields.only(&names)?;
+            Content::Receipt(Box::new(receipt(&fields, version, counted)?))
         }
         "gap" => {
             fields.only(&[&GAP[..], &CHAINED].concat())?;
@@ -172,9 +177,9 @@ fn demand_if(counted: bool) -> &'static [&'static str] {
     if counted { &["demand"] } else { &[] }
 }
 
-fn receipt(fields: &Fields<'_>, counted: bool) -> Read<Receipt> {
+fn receipt(fields: &Fields<'_>, version: u32, counted: bool) -> Read<Receipt> {
     let mut found = Receipt {
-        schema_version: SCHEMA_VERSION,
+        schema_version: version,
         request_id: Arc::from(fields.text("request_id")?),
         time_unix_ms: fields.count("time_unix_ms")?,
         attempt: small(fields, "attempt")?,
@@ -186,7 +191,10 @@ fn receipt(fields: &Fields<'_>, counted: bool) -> Read<Receipt> {
         exact_tokens: fields.flag("exact_tokens")?,
         prompt_blocks: fields.whole("prompt_blocks", MAX_BLOCKS)?,
         block_size: small(fields, "block_size")?,
-        prompts: fields.objects("prompts", MAX_PROMPTS)?.iter().map(prompt).collect::<Read<_>>()?,
+        prompts: match version {
+            WITHOUT_PROMPTS => Vec::new(),
+            _ => fields.objects("prompts", MAX_PROMPTS)?.iter().map(prompt).collect::<Read<_>>()?,
+        },
         turn: fields.nullable("turn", target)?,
         candidate_count: fields.count("candidate_count")?,
         candidates: fields

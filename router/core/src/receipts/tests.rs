@@ -678,3 +678,19 @@ fn numbers_that_json_cannot_hold_are_written_as_the_largest_it_can() {
     let Content::Receipt(read) = read.content else { panic!("a receipt") };
     assert_eq!(read.candidates[0].trust.seq, crate::json::canonical::MAX_WHOLE);
 }
+
+/// Files of the release before go on where they ended.
+#[test]
+fn lines_from_before_prompts_were_listed_are_read() {
+    let line = Head::default().receipt(&receipt_without_candidates());
+    let mut old: Value = serde_json::from_str(&line).expect("JSON");
+    let fields = old.as_object_mut().expect("an object");
+    fields.remove("prompts");
+    fields.insert("schema_version".into(), json!(2));
+    let follow = |line: &Value| Follower::default().line(&sealed(line.clone()), 1).map(|line| line.content);
+    let read = follow(&old);
+    let Ok(Content::Receipt(read)) = read else { panic!("a receipt: {read:?}") };
+    assert_eq!((read.schema_version, read.prompts.len()), (2, 0));
+    old["prompts"] = json!([]);
+    assert!(follow(&old).is_err(), "they had no such field");
+}
