@@ -558,7 +558,7 @@ fn not_exact(pool: &Pool, worker: &Worker, target: &TargetState, verdict: Verdic
         Reason::RenderDiverged => diverged(worker),
         // A way to run an engine: its state says it, and nothing is wrong.
         Reason::PrefixCachingOff => return None,
-        Reason::Stalled => "it finished many new prompts and told of no stored block meanwhile; look at its log for its event publisher, and restart it if that has ended.".to_owned(),
+        Reason::Stalled => "it finished many new prompts and told of nothing meanwhile; look at its log for its event publisher, and restart it if that has ended.".to_owned(),
         Reason::NothingStored => return Some("it has finished many prompts and never told of a stored block, so it is picked by load; turn prefix caching and KV events on, unless that is intended.".to_owned()),
     };
     let credit = if verdict.credited { "" } else { " No hits are credited now." };

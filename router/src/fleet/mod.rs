@@ -278,10 +278,16 @@ impl Fleet {
         before.is_some()
     }
 
-    /// What is wrong with discovery; one problem of a kind.
+    /// Whether the router lately had nothing to ask some worker with.
+    fn is_unable_to_ask(&self) -> bool {
+        self.workers().iter().any(|worker| worker.is_unasked.load(Ordering::Relaxed))
+    }
+
+    /// What is wrong with discovery and probes; one problem of a kind.
     pub fn troubles(&self) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self.troubles.lock().values().cloned().collect();
         problems.dedup_by(|a, b| a.reason == b.reason && a.reason == kubernetes::UNREACHABLE);
+        problems.extend(self.is_unable_to_ask().then(probe::exhausted));
         problems
     }
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::{ReadyReason, ServedModel, Worker, WorkerStatus};
 use crate::pool::Pool;
-use crate::proxy::upstream::{ROUTER_EXHAUSTED, Upstream};
+use crate::proxy::upstream::{Blame, ROUTER_EXHAUSTED, Upstream};
 
 /// Between two probes of one worker.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -34,52 +34,107 @@ const MAX_VERSION: usize = 128;
 /// Largest answer that is read: `/metrics` of a large engine is below 1 MiB.
 const MAX_ANSWER: usize = 4 << 20;
 
-/// What troubles of probing are listed as.
-const PROBES: &str = "probes";
+/// Probes in a row for which this machine may have no address to ask a worker from
+/// before the worker is taken for unreachable: its name may have addresses of a kind
+/// that this machine has none of, and then nobody will ever reach it.
+const NO_ADDRESS: u32 = 3;
+/// Probes in a row that have to be asked before a router that had nothing to ask
+/// with counts as well again: it may succeed now and then.
+const CALM: u32 = 5;
 
 /// Probes `worker` for ever; dropped when it leaves.
 pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
-    let mut failures = 0;
-    let mut round = 0u64;
+    let (mut failures, mut round) = (0, 0u64);
+    let mut asking = Asking::default();
     loop {
-        let Ok(found) = ask(&pool, &upstream, &worker).await else {
-            // Nothing is known of the worker that was not known before.
-            exhausted(&pool);
-            tokio::time::sleep(INTERVAL).await;
-            continue;
-        };
-        pool.fleet.set_trouble(PROBES, None);
-        failures = if found.reason == ReadyReason::Ok { 0 } else { failures + 1 };
-        worker.missed_probes.store(failures, Ordering::Relaxed);
-        let was_ready = worker.status().ready;
-        // Before it can be picked: its page may keep it out.
-        if found.ready && (!was_ready || round.is_multiple_of(READ_ENGINE_EVERY)) {
-            // One that could not be asked is as it was.
-            let _ = read_engine(&pool, &upstream, &worker, found.engine).await;
-        }
-        if found.ready || failures >= FAILURES || !was_ready {
-            let turned = found.ready != was_ready;
-            worker.times_ready.fetch_add(u32::from(found.ready && turned), Ordering::Relaxed);
-            publish(&worker, found);
-            if turned {
-                pool.review_pages();
+        let asked = ask(&pool, &upstream, &worker).await;
+        let found = asking.note(asked);
+        note_exhaustion(&pool, &worker, asking.is_exhausted());
+        if let Some(status) = found {
+            let found = status.unwrap_or_else(|| unreachable(&worker));
+            failures = if found.reason == ReadyReason::Ok { 0 } else { failures + 1 };
+            worker.missed_probes.store(failures, Ordering::Relaxed);
+            let was_ready = worker.status().ready;
+            // Before it can be picked: its page may keep it out.
+            if found.ready && (!was_ready || round.is_multiple_of(READ_ENGINE_EVERY)) {
+                // One that could not be asked is as it was.
+                let _ = read_engine(&pool, &upstream, &worker, found.engine).await;
             }
+            if found.ready || failures >= FAILURES || !was_ready {
+                let turned = found.ready != was_ready;
+                worker.times_ready.fetch_add(u32::from(found.ready && turned), Ordering::Relaxed);
+                publish(&worker, found);
+                if turned {
+                    pool.review_pages();
+                }
+            }
+            round += 1;
         }
-        round += 1;
         tokio::time::sleep(INTERVAL).await;
     }
 }
 
-/// The router could not ask, for want of sockets, ports or memory.
-struct Exhausted;
+/// Why a worker could not be asked, which says nothing of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unasked {
+    /// The router has no sockets or memory left.
+    Exhausted,
+    /// This machine has no address and port to call that worker from.
+    NoAddress,
+}
 
-/// Says that workers cannot be asked.
-fn exhausted(pool: &Pool) {
-    let message = "the router has no sockets, ports or memory left to ask workers whether they can serve; raise its limit of open files, or run more replicas.";
-    let problem = Problem { reason: ROUTER_EXHAUSTED.to_owned(), worker: None, message: message.to_owned() };
-    if !pool.fleet.set_trouble(PROBES, Some(problem)) {
-        tracing::warn!(target: "kv_router::fleet", "unable to probe workers: no sockets, ports or memory left");
+/// How asking one worker went lately.
+#[derive(Debug, Default)]
+struct Asking {
+    /// Probes in a row without an address to ask from.
+    without_address: u32,
+    /// Probes still to be asked before the router is well again.
+    to_calm: u32,
+}
+
+impl Asking {
+    /// What a probe tells of the worker: what it `found`, or, with `None`, that
+    /// nothing reaches it. Nothing at all where it was not asked.
+    fn note<T>(&mut self, found: Result<T, Unasked>) -> Option<Option<T>> {
+        self.to_calm = match found {
+            Err(Unasked::Exhausted) => CALM,
+            _ => self.to_calm.saturating_sub(1),
+        };
+        self.without_address = match found {
+            Err(Unasked::NoAddress) => self.without_address.saturating_add(1),
+            _ => 0,
+        };
+        match found {
+            Ok(found) => Some(Some(found)),
+            Err(Unasked::NoAddress) if self.without_address > NO_ADDRESS => Some(None),
+            Err(_) => None,
+        }
     }
+
+    fn is_exhausted(&self) -> bool {
+        self.to_calm > 0
+    }
+}
+
+/// Nothing reaches it; the rest is as it was.
+fn unreachable(worker: &Worker) -> WorkerStatus {
+    WorkerStatus { ready: false, reason: ReadyReason::Unreachable, ..worker.status() }
+}
+
+/// Notes whether the router lately had nothing to ask `worker` with, and logs the
+/// first of all workers that this is true of.
+fn note_exhaustion(pool: &Pool, worker: &Worker, is_exhausted: bool) {
+    let is_first = is_exhausted && !pool.fleet.is_unable_to_ask();
+    worker.is_unasked.store(is_exhausted, Ordering::Relaxed);
+    if is_first {
+        tracing::warn!(target: "kv_router::fleet", "unable to probe workers: no sockets or memory left");
+    }
+}
+
+/// That workers cannot be asked.
+pub fn exhausted() -> Problem {
+    let message = "the router has no sockets or memory left to ask workers whether they can serve; raise its limit of open files, or run more replicas.";
+    Problem { reason: ROUTER_EXHAUSTED.to_owned(), worker: None, message: message.to_owned() }
 }
 
 /// Takes over what was found, and says so when readiness changed.
@@ -97,7 +152,7 @@ fn publish(worker: &Worker, found: WorkerStatus) {
 
 /// What the worker is now. What it serves is forgotten only when it says
 /// something else: a worker that does not answer has not lost its adapters.
-async fn ask(pool: &Pool, upstream: &Upstream, worker: &Worker) -> Result<WorkerStatus, Exhausted> {
+async fn ask(pool: &Pool, upstream: &Upstream, worker: &Worker) -> Result<WorkerStatus, Unasked> {
     let mut status = WorkerStatus { ready: false, ..worker.status() };
     let entries = match listed(get(upstream, worker, "/v1/models").await?) {
         Ok(entries) => entries,
@@ -160,7 +215,7 @@ async fn read_engine(
     upstream: &Upstream,
     worker: &Worker,
     engine: Engine,
-) -> Result<(), Exhausted> {
+) -> Result<(), Unasked> {
     let (page, caching, version) = match engine {
         Engine::SGLang => {
             let info = get(upstream, worker, "/server_info").await?;
@@ -241,10 +296,14 @@ fn cache_config(answer: Option<(u16, Bytes)>, name: &str) -> Option<String> {
 }
 
 /// What it answers; `None` where it does not.
-async fn get(upstream: &Upstream, worker: &Worker, path: &str) -> Result<Option<(u16, Bytes)>, Exhausted> {
+async fn get(upstream: &Upstream, worker: &Worker, path: &str) -> Result<Option<(u16, Bytes)>, Unasked> {
     match tokio::time::timeout(TIMEOUT, upstream.get(&worker.id, path, MAX_ANSWER)).await {
-        Ok(Err(error)) if error.is_local() => Err(Exhausted),
-        Ok(answer) => Ok(answer.ok()),
+        Ok(Ok(answer)) => Ok(Some(answer)),
+        Ok(Err(error)) => match error.blame() {
+            Blame::Router => Err(Unasked::Exhausted),
+            Blame::Unclear => Err(Unasked::NoAddress),
+            Blame::Worker => Ok(None),
+        },
         Err(_) => Ok(None),
     }
 }
@@ -252,6 +311,22 @@ async fn get(upstream: &Upstream, worker: &Worker, path: &str) -> Result<Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_address_that_never_comes_is_the_workers_fault() {
+        use Unasked::{Exhausted, NoAddress};
+        let mut asking = Asking::default();
+        let mut note = |found| (asking.note(found), asking.is_exhausted());
+        (0..100).for_each(|_| assert_eq!(note(Err(Exhausted)), (None, true), "not the worker's, ever"));
+        (0..NO_ADDRESS).for_each(|_| assert_eq!(note(Err(NoAddress)).0, None, "it may pass"));
+        assert_eq!(note(Ok(7)).0, Some(Some(7)), "it passed");
+        (0..NO_ADDRESS).for_each(|_| assert_eq!(note(Err(NoAddress)).0, None, "counted from the start"));
+        assert_eq!(note(Err(NoAddress)), (Some(None), false), "nothing will ever reach it");
+        assert_eq!(note(Err(NoAddress)).0, Some(None));
+        assert_eq!(note(Err(Exhausted)), (None, true));
+        (1..CALM).for_each(|_| assert_eq!(note(Ok(7)), (Some(Some(7)), true), "it may be exhausted again"));
+        assert_eq!(note(Ok(7)), (Some(Some(7)), false));
+    }
 
     #[test]
     fn page_sizes_are_read_from_what_engines_really_say() {

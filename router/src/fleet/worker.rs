@@ -129,6 +129,8 @@ pub struct Worker {
     place: RwLock<Place>,
     /// Probes in a row that it did not pass.
     pub(super) missed_probes: AtomicU32,
+    /// The router had nothing left to ask it with, a moment ago.
+    pub(super) is_unasked: AtomicBool,
     /// Times that probes found it ready after they had not.
     pub(super) times_ready: AtomicU32,
     /// What is known of its tokens.
@@ -297,6 +299,7 @@ impl Worker {
             status: RwLock::new(WorkerStatus::unknown(member.engine)),
             place: RwLock::new(member.place),
             missed_probes: AtomicU32::new(0),
+            is_unasked: AtomicBool::new(false),
             times_ready: AtomicU32::new(0),
             rendering: Rendering::default(),
             odd_page: AtomicBool::new(false),

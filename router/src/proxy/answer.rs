@@ -26,7 +26,7 @@ use super::headers;
 use super::pd::legs::Beside;
 use super::pd::usage::Rewriter;
 use super::sse::{Reader, Usage};
-use super::upstream::UpstreamError;
+use super::upstream::{Blame, UpstreamError};
 use crate::pool::Pool;
 use crate::route::Routed;
 
@@ -124,12 +124,12 @@ impl Watch {
         self.note_failure(reason);
     }
 
-    /// Nothing came of reaching the worker, which is its failure unless the router
-    /// itself lacked something.
+    /// Nothing came of reaching the worker. It is held against the worker only where
+    /// the failure is surely its own.
     pub fn broken(&mut self, error: &UpstreamError) {
-        match error.is_local() {
-            true => self.give_up(error.reason()),
-            false => self.fail(error.reason()),
+        match error.blame() {
+            Blame::Router | Blame::Unclear => self.give_up(error.reason()),
+            Blame::Worker => self.fail(error.reason()),
         }
     }
 

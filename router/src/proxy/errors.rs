@@ -269,7 +269,7 @@ impl ClientError {
                 limit.as_secs()
             ),
             Self::RouterExhausted => {
-                "The router has no sockets, ports or memory left for a connection to a worker. Try again; if this stays, raise its limit of open files, or run more replicas."
+                "The router has no sockets or memory left for a connection to a worker. Try again; if this stays, raise its limit of open files, or run more replicas."
                     .to_owned()
             }
             Self::ShuttingDown => "This router is stopping. Try again: another one will answer.".to_owned(),

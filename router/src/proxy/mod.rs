@@ -56,7 +56,7 @@ use pd::division::{Division, Indivisible};
 use prepared::{Prepared, prepare};
 use salting::Salting;
 use splice::edited;
-use upstream::{Upstream, UpstreamError};
+use upstream::{Blame, Upstream, UpstreamError};
 
 /// Attempts per request: one, and one more on another worker.
 const ATTEMPTS: u32 = 2;
@@ -403,7 +403,7 @@ async fn try_worker(app: &App, inbound: &Inbound, routed: Routed, attempt: u32) 
         Ok(Err(error)) => {
             watch.broken(&error);
             tracing::warn!(target: "kv_router::proxy", worker = %worker, reason = error.reason(), error = %crate::chain(&error), "attempt failed before the first byte");
-            if error.is_local() {
+            if error.blame() == Blame::Router {
                 return Attempt::Answered(ClientError::RouterExhausted.into_response());
             }
             let error = ClientError::WorkerFailed { worker: worker.clone(), reason: error.reason() };

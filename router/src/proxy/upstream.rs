@@ -52,44 +52,60 @@ pub enum UpstreamError {
 /// The label of failures that are the router's own.
 pub const ROUTER_EXHAUSTED: &str = "router_exhausted";
 
+/// Whose failure an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// The worker's.
+    Worker,
+    /// The router's: it lacked what any connection takes, so no other worker will do
+    /// better.
+    Router,
+    /// Nobody's for certain: this machine had no address and port to call this worker
+    /// from. Its ports towards the worker are used up, or the worker's name has an
+    /// address of a kind that this machine has none of. Another worker may do.
+    Unclear,
+}
+
 impl UpstreamError {
     /// Stable label for metrics and receipts.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Send { .. } if self.is_local() => ROUTER_EXHAUSTED,
-            Self::Send { source } if source.is_connect() => "connect",
-            Self::Send { .. } => "broken_before_head",
-            Self::Body { .. } => "broken_before_first_byte",
-            Self::Unreadable => "unreadable",
+        match (self, self.blame()) {
+            (Self::Send { .. }, Blame::Router) => ROUTER_EXHAUSTED,
+            (Self::Send { .. }, Blame::Unclear) => "no_local_address",
+            (Self::Send { source }, Blame::Worker) if source.is_connect() => "connect",
+            (Self::Send { .. }, Blame::Worker) => "broken_before_head",
+            (Self::Body { .. }, _) => "broken_before_first_byte",
+            (Self::Unreadable, _) => "unreadable",
         }
     }
-}
 
-impl UpstreamError {
-    /// Whether the router lacked what a connection takes, so that it says nothing of
-    /// the worker.
-    pub fn is_local(&self) -> bool {
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
+    /// Whose failure it is. What breaks once there is a connection is the worker's.
+    pub fn blame(&self) -> Blame {
+        let Self::Send { source } = self else { return Blame::Worker };
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(source);
         while let Some(error) = cause {
-            if error.downcast_ref::<std::io::Error>().is_some_and(is_exhaustion) {
-                return true;
+            let number = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+            if let Some(number) = number {
+                return blame_of(number);
             }
             cause = error.source();
         }
-        false
+        Blame::Worker
     }
 }
 
-/// Files, ports, buffers or memory ran out on this side. By number, because most of
-/// them have no kind.
-fn is_exhaustion(error: &std::io::Error) -> bool {
+/// By number, because most of them have no kind.
+fn blame_of(number: i32) -> Blame {
     const ENOMEM: i32 = 12;
     const ENFILE: i32 = 23;
     const EMFILE: i32 = 24;
     const EADDRNOTAVAIL: i32 = 99;
     const ENOBUFS: i32 = 105;
-    let numbers = [ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL, ENOBUFS];
-    error.raw_os_error().is_some_and(|number| numbers.contains(&number))
+    match number {
+        ENOMEM | ENFILE | EMFILE | ENOBUFS => Blame::Router,
+        EADDRNOTAVAIL => Blame::Unclear,
+        _ => Blame::Worker,
+    }
 }
 
 impl Upstream {
@@ -157,21 +173,31 @@ mod tests {
 
     #[test]
     fn what_the_router_lacks_is_not_the_workers_fault() {
-        for (number, local) in [
-            (12, true),
-            (23, true),
-            (24, true),
-            (99, true),
-            (105, true),
-            (104, false), // ECONNRESET
-            (110, false), // ETIMEDOUT
-            (111, false), // ECONNREFUSED
-            (113, false), // EHOSTUNREACH
+        for (number, blame) in [
+            (12, Blame::Router),
+            (23, Blame::Router),
+            (24, Blame::Router),
+            (105, Blame::Router),
+            (99, Blame::Unclear),
+            (104, Blame::Worker), // ECONNRESET
+            (110, Blame::Worker), // ETIMEDOUT
+            (111, Blame::Worker), // ECONNREFUSED
+            (113, Blame::Worker), // EHOSTUNREACH
         ] {
-            let error = std::io::Error::from_raw_os_error(number);
-            assert_eq!(is_exhaustion(&error), local, "{error}");
+            let name = std::io::Error::from_raw_os_error(number);
+            assert_eq!(blame_of(number), blame, "{name}");
         }
-        assert!(!is_exhaustion(&std::io::Error::other("no number")));
+    }
+
+    #[tokio::test]
+    async fn without_an_address_to_call_from_nobody_is_to_blame() {
+        let mut connector = HttpConnector::new();
+        // Kept for documentation, so that no machine has it.
+        connector.set_local_address(Some(std::net::Ipv4Addr::new(192, 0, 2, 1).into()));
+        let client = Client::builder(TokioExecutor::new()).build(connector);
+        let worker = WorkerId::new("127.0.0.1:9");
+        let error = Upstream { client }.get(&worker, "/", 1).await.expect_err("nothing to call from");
+        assert_eq!((error.reason(), error.blame()), ("no_local_address", Blame::Unclear));
     }
 
     #[tokio::test]
@@ -180,6 +206,6 @@ mod tests {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let worker = WorkerId::new(nobody.expect("a free port").to_string());
         let error = upstream.get(&worker, "/", 1).await.expect_err("nobody listens");
-        assert_eq!((error.reason(), error.is_local()), ("connect", false));
+        assert_eq!((error.reason(), error.blame()), ("connect", Blame::Worker));
     }
 }

@@ -105,7 +105,7 @@ pub enum Reason {
     /// The engine finished many prompts and has never stored a block.
     NothingStored,
     /// It finished many prompts whose blocks it did not hold before, and told of
-    /// no store meanwhile.
+    /// nothing meanwhile.
     Stalled,
 }
 
@@ -192,7 +192,7 @@ impl Default for Freshness {
 /// its silence about blocks means that it keeps none. One prompt can end before
 /// its block is stored; sixteen in a row do not.
 const STORELESS_PROMPTS: u64 = 16;
-/// And for how long such prompts must have ended without a store before an engine
+/// And for how long such prompts must have ended without a message before an engine
 /// that stored blocks counts as stalled: events may come late by seconds, all of
 /// them at once.
 const STALLED_AFTER: Millis = Millis::from_secs(10);
@@ -215,9 +215,8 @@ pub struct Trust {
     stored: bool,
     /// Prompts finished since the sync without any block stored.
     storeless: u64,
-    /// Number of the last message that told of stores.
-    last_store: u64,
-    /// Prompts since then that must have stored blocks, and when the first ended.
+    /// Prompts since the last message that must have stored blocks, and when the first
+    /// ended.
     unstored: u64,
     unstored_since: Option<Tick>,
     /// They are so many, over so long, that its publishing must have stopped.
@@ -252,6 +251,9 @@ impl Trust {
     pub fn heard(&mut self, now: Tick, epoch: Epoch, seq: u64, status: Status) {
         if self.phase == Phase::Synced && seq != self.seq {
             self.last_event = Some(now);
+            // Whatever the message told of, also of blocks that no view holds: its
+            // publisher lives.
+            (self.unstored, self.unstored_since, self.stalled) = (0, None, false);
         }
         (self.epoch, self.seq, self.status) = (epoch, seq, status);
         // A bridge that lost its engine goes on talking; that proves nothing.
@@ -301,16 +303,15 @@ impl Trust {
 
     /// The engine told of blocks that it holds.
     pub fn stores_seen(&mut self) {
-        (self.stored, self.storeless, self.last_store) = (true, 0, self.seq);
-        (self.unstored, self.unstored_since, self.stalled) = (0, None, false);
+        (self.stored, self.storeless) = (true, 0);
     }
 
     /// The engine finished a prompt of which the view lacked blocks, as of message
     /// `seq` of `epoch`, and which it must have computed and stored.
     pub fn prompt_unstored(&mut self, now: Tick, epoch: Epoch, seq: u64) {
-        // Only an exact view knows what the engine lacked. What was stored after the
-        // pick may be this very prompt, of a sibling.
-        if (epoch, self.settled().0) != (self.epoch, State::Exact) || self.last_store > seq {
+        // Only an exact view knows what the engine lacked. What was told after the pick
+        // may be this very prompt, of a sibling.
+        if (epoch, self.settled().0) != (self.epoch, State::Exact) || self.seq > seq {
             return;
         }
         let since = *self.unstored_since.get_or_insert(now);
@@ -548,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_stops_telling_of_stores_is_named_and_spends_its_budget() {
+    fn an_engine_that_stops_telling_is_named_and_spends_its_budget() {
         let mut trust = synced(Status::default());
         trust.stores_seen();
         leave_unstored(&mut trust, 1_000, STORELESS_PROMPTS - 1);
@@ -559,9 +560,7 @@ mod tests {
         check("enough", &trust, 17_000, (State::Unsound, Reason::Stalled, true));
         check("heartbeats prove nothing now", &trust, 26_001, (State::Unsound, Reason::Stalled, false));
         trust.heard(Tick(27_000), EPOCH, 5, Status::default());
-        trust.stores_seen();
-        trust.heard(Tick(28_000), EPOCH, 5, Status::default());
-        check("it tells again", &trust, 28_000, (State::Exact, Reason::Ok, true));
+        check("it tells again, be it of blocks that no view holds", &trust, 28_000, (State::Exact, Reason::Ok, true));
     }
 
     #[test]
