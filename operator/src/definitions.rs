@@ -10,8 +10,7 @@ use kube::{Client, CustomResourceExt, Resource};
 use kvrouter_crds::{CRD_REVISION, CRD_REVISION_ANNOTATION, InferencePool, KvRouter};
 
 /// What brings the definitions up to date.
-const COMMAND: &str =
-    "run `helm upgrade` with the chart of this release, or `kubectl apply --server-side -f crds/yaml/`";
+const COMMAND: &str = "run `helm upgrade` with the chart of this release, or `kubectl apply --server-side --force-conflicts -f crds/yaml/`";
 
 /// Why the operator cannot begin. All of it may heal.
 #[derive(Debug, thiserror::Error)]

@@ -396,7 +396,10 @@ impl ServeConfig {
         let (base, flags) = (&self.base, &self.flags);
         let mut live: LiveSettings = parse(path, text)?;
         if flags.router_policy.is_some() {
-            leave_out_other_policies(&mut live, base.settings.policy);
+            live.policy = None;
+            let LiveSettings { load_weights, shadow_policies, decode_input_demand, .. } = &mut live;
+            let (shadows, demand) = (shadow_policies.as_mut(), decode_input_demand.as_mut());
+            leave_out_other_policies(base.settings.policy, load_weights, shadows, demand);
         }
         if flags.forward_token_ids.is_some() {
             live.forward_token_ids = None;
@@ -564,17 +567,21 @@ const fn switch(switch: file::Switch) -> Switch {
     }
 }
 
-/// Leaves out of `live` what only counts with another policy than `policy`, which a
+/// Leaves out of a file what only counts with another policy than `policy`, which a
 /// flag set: the flag beats that, and the rest of the file stays in force.
-fn leave_out_other_policies(live: &mut LiveSettings, policy: PolicyKind) {
-    live.policy = None;
+fn leave_out_other_policies(
+    policy: PolicyKind,
+    load_weights: &mut Option<file::LoadWeights>,
+    shadows: Option<&mut Vec<file::Policy>>,
+    demand: Option<&mut file::DecodeInputDemand>,
+) {
     if policy != PolicyKind::CachePlusLoad {
-        live.load_weights = None;
+        *load_weights = None;
     }
-    if let Some(shadows) = &mut live.shadow_policies {
+    if let Some(shadows) = shadows {
         shadows.retain(|shadow| kind_of(*shadow) != policy);
     }
-    if let Some(demand) = live.decode_input_demand.as_mut().filter(|_| !decode_demand::suits(policy)) {
+    if let Some(demand) = demand.filter(|_| !decode_demand::suits(policy)) {
         demand.mode = file::DemandMode::Disabled;
     }
 }
@@ -589,6 +596,9 @@ fn apply_flags(file: &mut RouterConfig, flags: &ServeFlags) {
             PolicyFlag::RoundRobin => file::Policy::RoundRobin,
             PolicyFlag::LMetric => file::Policy::LMetric,
         };
+        let RouterConfig { load_weights, shadow_policies, decode_input_demand, .. } = file;
+        let (shadows, demand) = (Some(shadow_policies), Some(decode_input_demand));
+        leave_out_other_policies(kind_of(file.policy), load_weights, shadows, demand);
     }
     if let Some(weight) = flags.kv_overlap_weight {
         file.overlap_weights.default = weight;

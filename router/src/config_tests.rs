@@ -344,6 +344,29 @@ fn flags_beat_the_file() {
     assert_eq!(config.live.settings.overlap.default, 2.5);
 }
 
+/// The same of the start file, where it would be refused without the flag.
+#[test]
+fn a_flag_for_the_policy_leaves_the_rest_of_the_file_in_force() {
+    let file = GOOD.to_owned()
+        + "loadWeights: {queue: 2}\nimageWeight: 7\nshadowPolicies: [KvAware, LeastLoad]\ndecodeInputDemand: {mode: Shadow}\n";
+    let usual = LoadWeights::default().queue;
+    use PolicyKind::{KvAware, LeastLoad};
+    let cases: [(&str, f64, &[PolicyKind], DemandMode); 3] = [
+        ("cache-plus-load", 2.0, &[KvAware, LeastLoad], DemandMode::Shadow),
+        ("kv-aware", usual, &[LeastLoad], DemandMode::Shadow),
+        ("least-load", usual, &[KvAware], DemandMode::Disabled),
+    ];
+    for (flag, queue, shadows, demand) in cases {
+        let settings = load(&file, &["--router-policy", flag]).expect(flag).live.settings;
+        assert_eq!((settings.load.queue, settings.image_weight.0), (queue, 7.0), "{flag}");
+        assert_eq!(settings.shadows.iter().collect::<Vec<_>>(), shadows, "{flag}");
+        assert_eq!(settings.decode_demand.mode, demand, "{flag}");
+    }
+    let flags = ["--router-policy", "least-load", "--decode-input-demand", "enabled"];
+    let error = load(&file, &flags).expect_err("two flags that contradict each other").to_string();
+    assert!(error.contains("decodeInputDemand"), "{error}");
+}
+
 /// What a live file says of another policy is left out, and nothing else of it.
 #[test]
 fn a_flag_for_the_policy_leaves_the_rest_of_a_live_file_in_force() {

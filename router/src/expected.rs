@@ -100,7 +100,7 @@ impl Expected {
             salted: self.salted,
             restarted: verdict.epoch != self.epoch,
         };
-        let outcome = state.compare(comparison, pool.config.size);
+        let outcome = state.compare(pool.clock.now(), comparison, pool.config.size);
         pool.metrics.tokens.predictions.with_label_values(&[outcome.label()]).inc();
     }
 }

@@ -347,7 +347,7 @@ impl Gauges {
                 set(&self.view_blocks, &[&name], pool.index.block_count(target.slot) as u64);
                 let verdict = target.trust.lock().verdict(now, freshness);
                 set(&self.trust, &[&name, verdict.state.label(), verdict.reason.label()], 1);
-                let (share, drift) = target.reconciled();
+                let (share, drift) = target.reconciled(now);
                 if let Some(share) = share {
                     let share = f64::from(share.thousandths()) / 1000.0;
                     self.prediction_share.with_label_values(&[&name]).set(share);

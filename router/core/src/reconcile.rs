@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use crate::units::{BlockSize, TierHits, Tokens};
+use crate::units::{BlockSize, Millis, Tick, TierHits, Tokens};
 
 /// Comparisons that are kept.
 const WINDOW: usize = 64;
@@ -24,6 +24,9 @@ const ENOUGH: usize = 8;
 const DRIFTS_BELOW: u32 = 900;
 /// It has stopped drifting when at least so much does.
 const SOUND_FROM: u32 = 950;
+/// A drift is forgotten this long after the last comparison: what an idle engine
+/// would find is not known, and people shall not look for a fault of last night.
+const FORGOTTEN_AFTER: Millis = Millis::from_secs(600);
 /// Credit of a hybrid view of which not enough is known, in thousandths: enough
 /// to be chosen, and so to become known, too little to outweigh a plain view.
 const UNPROVEN: u32 = 500;
@@ -88,7 +91,11 @@ pub struct Drift {
 #[derive(Clone, Debug, Default)]
 pub struct Reconciliation {
     window: VecDeque<Comparison>,
+    /// When the last one was made.
+    compared: Tick,
     drift: Option<Drift>,
+    /// Comparisons since its cause was looked for.
+    since_cause: usize,
     /// The kinds of answers in which the engine has reported cached tokens, a bit
     /// each.
     reports: u32,
@@ -197,13 +204,14 @@ impl Reconciliation {
 
     /// Takes in one comparison. One that predicted nothing and found nothing
     /// says nothing.
-    pub fn compare(&mut self, comparison: Comparison, size: BlockSize, hybrid: bool) -> Outcome {
+    pub fn compare(&mut self, now: Tick, comparison: Comparison, size: BlockSize, hybrid: bool) -> Outcome {
         let outcome = comparison.outcome(size);
         if comparison.predicted.0 > 0 || outcome == Outcome::More {
             if self.window.len() == WINDOW {
                 self.window.pop_front();
             }
             self.window.push_back(comparison);
+            self.compared = now;
             self.drift = self.judge(size, hybrid);
         }
         outcome
@@ -234,12 +242,12 @@ impl Reconciliation {
         self.share().unwrap_or(Share(UNPROVEN))
     }
 
-    /// How its predictions fail, if most do.
-    pub fn drift(&self) -> Option<Drift> {
-        self.drift
+    /// How its predictions fail, if most did lately.
+    pub fn drift(&self, now: Tick) -> Option<Drift> {
+        self.drift.filter(|_| now.since(self.compared) <= FORGOTTEN_AFTER)
     }
 
-    fn judge(&self, size: BlockSize, hybrid: bool) -> Option<Drift> {
+    fn judge(&mut self, size: BlockSize, hybrid: bool) -> Option<Drift> {
         let before = self.drift.map(|drift| drift.direction);
         let limit = if before == Some(Direction::Less) { SOUND_FROM } else { DRIFTS_BELOW };
         let direction = if self.share().is_some_and(|share| share.0 < limit) {
@@ -253,7 +261,15 @@ impl Reconciliation {
             }
             Direction::More
         };
-        Some(Drift { direction, cause: self.cause(direction, size, hybrid) })
+        // A likeliest cause that changed with every answer would say nothing.
+        self.since_cause += 1;
+        match self.drift.filter(|drift| drift.direction == direction && self.since_cause < WINDOW) {
+            Some(drift) => Some(drift),
+            None => {
+                self.since_cause = 0;
+                Some(Drift { direction, cause: self.cause(direction, size, hybrid) })
+            }
+        }
     }
 
     fn cause(&self, direction: Direction, size: BlockSize, hybrid: bool) -> Cause {
@@ -315,7 +331,7 @@ mod tests {
     fn after(hybrid: bool, all: impl IntoIterator<Item = Comparison>) -> Reconciliation {
         let mut known = Reconciliation::default();
         all.into_iter().for_each(|it| {
-            known.compare(it, size(), hybrid);
+            known.compare(Tick(0), it, size(), hybrid);
         });
         known
     }
@@ -339,7 +355,7 @@ mod tests {
     fn the_likeliest_cause_is_named() {
         #[track_caller]
         fn check(why: &str, hybrid: bool, all: Vec<Comparison>, expected: Option<(Direction, Cause)>) {
-            let found = after(hybrid, all).drift().map(|drift| (drift.direction, drift.cause));
+            let found = after(hybrid, all).drift(Tick(0)).map(|drift| (drift.direction, drift.cause));
             assert_eq!(found, expected, "{why}");
         }
         let many = |it: Comparison| vec![it; 10];
@@ -370,13 +386,13 @@ mod tests {
     #[test]
     fn an_outlier_moves_nothing_and_a_drift_ends_later_than_it_begins() {
         let mut known = after(false, vec![of(64, 64); 40]);
-        known.compare(of(1 << 40, 0), size(), false);
+        known.compare(Tick(0), of(1 << 40, 0), size(), false);
         assert_eq!(known.share().map(Share::thousandths), Some(975), "one of 41");
-        assert_eq!(known.drift(), None);
+        assert_eq!(known.drift(Tick(0)), None);
         let mut known = after(false, vec![of(64, 0); 10]);
         let mut good = 0;
-        while known.drift().is_some() {
-            known.compare(of(64, 64), size(), false);
+        while known.drift(Tick(0)).is_some() {
+            known.compare(Tick(0), of(64, 64), size(), false);
             good += 1;
         }
         assert!((WINDOW - 10..=WINDOW).contains(&good), "{good}: the window must be sound again");
@@ -384,13 +400,33 @@ mod tests {
     }
 
     #[test]
+    fn a_drift_is_forgotten_without_comparisons() {
+        let known = after(false, vec![of(64, 0); 10]);
+        assert!(known.drift(Tick(FORGOTTEN_AFTER.0)).is_some());
+        assert_eq!(known.drift(Tick(FORGOTTEN_AFTER.0 + 1)), None);
+    }
+
+    #[test]
+    fn a_cause_stays_until_a_window_speaks_for_another() {
+        let mut known = after(false, vec![of(64, 0); 10]);
+        let cause = |known: &Reconciliation| known.drift(Tick(0)).map(|drift| drift.cause);
+        // Two of the ten came after the cause was found.
+        for at in 0..WINDOW * 2 {
+            let expected = if at < WINDOW - 2 { Cause::Template } else { Cause::Lag };
+            assert_eq!(cause(&known), Some(expected), "after {at}");
+            let other = if at % 2 == 0 { of(144, 48) } else { of(112, 80) };
+            known.compare(Tick(0), other, size(), false);
+        }
+    }
+
+    #[test]
     fn a_restart_explains_what_came_before_it() {
         let mut known = after(false, vec![of(64, 0); 10]);
-        assert_eq!(known.drift().map(|drift| drift.cause), Some(Cause::Template));
+        assert_eq!(known.drift(Tick(0)).map(|drift| drift.cause), Some(Cause::Template));
         known.restarted();
-        assert_eq!(known.drift().map(|drift| drift.cause), Some(Cause::Restart));
-        known.compare(of(64, 64), size(), false);
-        assert_eq!(known.drift().map(|drift| drift.cause), Some(Cause::Restart), "also later");
+        assert_eq!(known.drift(Tick(0)).map(|drift| drift.cause), Some(Cause::Restart));
+        known.compare(Tick(0), of(64, 64), size(), false);
+        assert_eq!(known.drift(Tick(0)).map(|drift| drift.cause), Some(Cause::Restart), "also later");
     }
 
     #[test]

@@ -120,8 +120,8 @@ fn thousandths(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-fn reconciled_health(target: &TargetState) -> ReconciledHealth {
-    let (share, drift) = target.reconciled();
+fn reconciled_health(pool: &Pool, target: &TargetState) -> ReconciledHealth {
+    let (share, drift) = target.reconciled(pool.clock.now());
     let part = |share: Share| f64::from(share.thousandths()) / 1000.0;
     ReconciledHealth {
         share: share.map(part),
@@ -145,7 +145,7 @@ fn target_health(pool: &Pool, target: &TargetState) -> TargetHealth {
         credited: verdict.credited,
         event_page_size: facts.page,
         hybrid: facts.hybrid,
-        reconciled: Some(reconciled_health(target)),
+        reconciled: Some(reconciled_health(pool, target)),
         epoch: verdict.epoch.0,
         seq: verdict.seq,
     }
@@ -466,15 +466,15 @@ fn of_a_worker(pool: &Pool, worker: &Worker) -> Vec<(Severity, Problem)> {
         let message = message.map(|message| format!("{}: {message}", target.target));
         let named = |message| problem(verdict.reason.label(), Some(id), message);
         let view = message.map(|message| (Severity::of(verdict.state), named(message)));
-        view.into_iter().chain(of_predictions(id, target))
+        view.into_iter().chain(of_predictions(pool, id, target))
     };
     worker.targets.iter().flat_map(of_a_target).collect()
 }
 
 /// Predictions that do not come true. A hybrid view's are expected not to, and
 /// its credit is scaled: the report's fields say by how much.
-fn of_predictions(worker: &str, target: &TargetState) -> Option<(Severity, Problem)> {
-    let (share, drift) = target.reconciled();
+fn of_predictions(pool: &Pool, worker: &str, target: &TargetState) -> Option<(Severity, Problem)> {
+    let (share, drift) = target.reconciled(pool.clock.now());
     let Drift { direction, cause } = drift?;
     let next = match cause {
         Cause::HybridAttention => return None,

@@ -346,8 +346,8 @@ fn check_overload(overload: &file::Overload) -> Checked {
     if overload.max_queued_tokens == Some(0) {
         return complain("overload.maxQueuedTokens", "must be at least 1; leave it out for no limit");
     }
-    if !(0.0..1.0).contains(&overload.cold_reserve) {
-        return complain("overload.coldReserve", "must be at least 0 and below 1");
+    if !(0.0..=0.99).contains(&overload.cold_reserve) {
+        return complain("overload.coldReserve", "must be 0 to 0.99");
     }
     if overload.cold_reserve > 0.0 && overload.max_queued_tokens.is_none() {
         return complain(

@@ -15,7 +15,7 @@ use kvrouter_core::policy::leases::Account;
 use kvrouter_core::policy::lineup::{Entrant, Standing};
 use kvrouter_core::reconcile::{self, Comparison, Drift, Reconciliation, Share};
 use kvrouter_core::trust::SharedTrust;
-use kvrouter_core::units::{BlockSize, Tokens};
+use kvrouter_core::units::{BlockSize, Tick, Tokens};
 use kvrouter_crds::config::{DEFAULT_BOOTSTRAP_PORT, Engine, EventEndpoints, KvEvents, Protocol};
 use kvrouter_crds::health::ODD_PAGE;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
@@ -524,15 +524,15 @@ impl TargetState {
     }
 
     /// Takes in what came of a prediction.
-    pub fn compare(&self, comparison: Comparison, size: BlockSize) -> reconcile::Outcome {
+    pub fn compare(&self, now: Tick, comparison: Comparison, size: BlockSize) -> reconcile::Outcome {
         let hybrid = self.facts().hybrid;
         let mut reconciliation = self.reconciliation.lock();
-        let drift = reconciliation.drift();
-        let outcome = reconciliation.compare(comparison, size, hybrid);
+        let drift = reconciliation.drift(now);
+        let outcome = reconciliation.compare(now, comparison, size, hybrid);
         self.weigh(&reconciliation, hybrid);
-        if reconciliation.drift() != drift {
+        if reconciliation.drift(now) != drift {
             let (direction, cause) = reconciliation
-                .drift()
+                .drift(now)
                 .map_or(("none", "none"), |it| (it.direction.label(), it.cause.label()));
             tracing::info!(
                 target: "kv_router::fleet", target_name = %self.target, direction, cause,
@@ -543,9 +543,9 @@ impl TargetState {
     }
 
     /// Share of its predictions that come true, and how they fail if most do.
-    pub fn reconciled(&self) -> (Option<Share>, Option<Drift>) {
+    pub fn reconciled(&self, now: Tick) -> (Option<Share>, Option<Drift>) {
         let reconciliation = self.reconciliation.lock();
-        (reconciliation.share(), reconciliation.drift())
+        (reconciliation.share(), reconciliation.drift(now))
     }
 
     /// Its engine began a new life.

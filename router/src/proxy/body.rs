@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::errors::ClientError;
 
@@ -25,6 +25,13 @@ const ROOM_WAIT: Duration = Duration::from_secs(5);
 /// How long a client may take to its next piece. A slow link delivers
 /// something; a client that stopped would keep its part of the budget.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What has to come of a body on average once [`HEAD_START`] is over, in bytes a
+/// second. Clients that drip a piece now and then would keep their parts of the
+/// budget for hours, and together all of it.
+const LEAST_RATE: u64 = 8 << 10;
+/// How long a body may be slower than that.
+const HEAD_START: Duration = Duration::from_secs(60);
 
 /// Room for the bodies of one process. Clones share it.
 #[derive(Clone, Debug)]
@@ -80,8 +87,18 @@ const DISCARDED_BYTES: usize = 64 << 20;
 /// How long that may take.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Reads `body` to its end: at most `limit` bytes, each piece in time and within
-/// the budget. Trailers are left out.
+/// How long the next piece may take of a body of which `received` bytes came in
+/// `elapsed`, and what it is that it comes too late for.
+fn patience(received: usize, elapsed: Duration) -> (Duration, ClientError) {
+    let due = HEAD_START + Duration::from_secs(received as u64 / LEAST_RATE);
+    match due.saturating_sub(elapsed) {
+        left if left < PIECE_TIMEOUT => (left, ClientError::BodyTooSlow { least: LEAST_RATE }),
+        _ => (PIECE_TIMEOUT, ClientError::BodyTimeout { limit: PIECE_TIMEOUT }),
+    }
+}
+
+/// Reads `body` to its end: at most `limit` bytes, each piece and the whole in time
+/// and within the budget. Trailers are left out.
 pub async fn read<B>(budget: &Budget, mut body: B, limit: usize) -> Result<Held, ClientError>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -92,9 +109,12 @@ where
     }
     let mut room = Room::default();
     let mut whole = BytesMut::new();
+    // Waiting for room is not the client's slowness.
+    let (began, mut waited) = (Instant::now(), Duration::ZERO);
     loop {
-        let piece = match timeout(PIECE_TIMEOUT, body.frame()).await {
-            Err(_) => return Err(ClientError::BodyTimeout { limit: PIECE_TIMEOUT }),
+        let (patience, too_late) = patience(whole.len(), began.elapsed().saturating_sub(waited));
+        let piece = match timeout(patience, body.frame()).await {
+            Err(_) => return Err(too_late),
             Ok(None) => break,
             Ok(Some(Err(_))) => return Err(ClientError::BodyUnreadable),
             Ok(Some(Ok(frame))) => match frame.into_data() {
@@ -107,7 +127,9 @@ where
             discard(&mut body).await;
             return Err(ClientError::BodyTooLarge { limit });
         }
+        let asked = Instant::now();
         room.grow(budget, whole.len() + piece.len()).await?;
+        waited += asked.elapsed();
         if whole.is_empty() && body.is_end_stream() {
             // The usual case, a body in one piece, is not copied.
             return Ok(Held { bytes: piece, _room: room });
@@ -199,5 +221,24 @@ mod tests {
         let stopped = read(&budget, body, 9).await;
         assert!(matches!(stopped, Err(ClientError::BodyTimeout { .. })));
         assert_eq!(budget.0.available_permits(), 1);
+    }
+
+    /// Case A24: no piece is late, and all together would take for ever.
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_drips_is_not_waited_for() {
+        let drip = |bytes: usize, pause: u64, count: usize| {
+            let piece = move |_| async move {
+                tokio::time::sleep(Duration::from_secs(pause)).await;
+                Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; bytes])))
+            };
+            StreamBody::new(Box::pin(stream::iter(0..count).then(piece)))
+        };
+        let (budget, limit, began) = (Budget::of_kib(4096), 4 << 20, Instant::now());
+        let dripped = read(&budget, drip(1, 29, 1000), limit).await;
+        assert!(matches!(dripped, Err(ClientError::BodyTooSlow { least: LEAST_RATE })));
+        assert_eq!(began.elapsed(), HEAD_START);
+        assert_eq!(budget.0.available_permits(), 4096, "everything was given back");
+        let slow = read(&budget, drip(29 * 8192, 29, 10), limit).await.expect("as fast as it must be");
+        assert_eq!(slow.bytes.len(), 290 * 8192);
     }
 }

@@ -48,6 +48,11 @@ pub enum ClientError {
         /// How long nothing came.
         limit: Duration,
     },
+    /// The body came on, but too slowly.
+    BodyTooSlow {
+        /// The least that has to come, in bytes a second.
+        least: u64,
+    },
     /// The bodies of other requests take all the room there is.
     BodiesOverloaded,
     /// The path cannot be forwarded.
@@ -142,7 +147,7 @@ impl ClientError {
             Self::Overloaded | Self::MakerOverloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::UnknownModel { .. } => StatusCode::NOT_FOUND,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
+            Self::BodyTimeout { .. } | Self::BodyTooSlow { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NoWorker | Self::ShuttingDown | Self::RouterExhausted => StatusCode::SERVICE_UNAVAILABLE,
             Self::UnequalPages { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::ModelNotKnownYet { .. } | Self::BodiesOverloaded => StatusCode::SERVICE_UNAVAILABLE,
@@ -163,6 +168,7 @@ impl ClientError {
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyUnreadable => "body_unreadable",
             Self::BodyTimeout { .. } => "body_timeout",
+            Self::BodyTooSlow { .. } => "body_too_slow",
             Self::BodiesOverloaded => "overloaded_bodies",
             Self::BadPath => "bad_path",
             Self::BadSession => "invalid_session_id",
@@ -206,6 +212,9 @@ impl ClientError {
             Self::BodyUnreadable => "The body ended early or is badly framed. Send it again.".to_owned(),
             Self::BodyTimeout { limit } => {
                 format!("Nothing more of the body came for {} s. Send it again, in one go.", limit.as_secs())
+            }
+            Self::BodyTooSlow { least } => {
+                format!("The body came at less than {least} bytes a second. Send it again, over a faster link.")
             }
             Self::BodiesOverloaded => {
                 "The router holds as many request bodies as it may. Try again later, or run more replicas."
@@ -308,13 +317,14 @@ mod tests {
     #[test]
     fn errors_that_pass_say_when_to_come_back() {
         let name = || "m".to_owned();
-        let cases: [(ClientError, u16, bool); 7] = [
+        let cases: [(ClientError, u16, bool); 8] = [
             (ClientError::RouterExhausted, 503, true),
             (ClientError::ModelNotKnownYet { name: name(), silent: 1 }, 503, true),
             (ClientError::UnknownModel { name: name(), known: Vec::new() }, 404, false),
             (ClientError::BodiesOverloaded, 503, true),
             (ClientError::WaitingOverloaded, 503, true),
             (ClientError::BodyTimeout { limit: Duration::from_secs(30) }, 408, false),
+            (ClientError::BodyTooSlow { least: 8192 }, 408, false),
             (ClientError::BadPath, 400, false),
         ];
         for (error, status, again) in cases {

@@ -365,6 +365,9 @@ async fn wait_for_a_worker(app: &App, inbound: &Inbound) -> Result<Way, ClientEr
     if let Some(way) = app.way(inbound, &[]) {
         return Ok(way);
     }
+    if app.pool.config.waiting_places() == 0 {
+        return Ok(Way::Mixed);
+    }
     let _place = app.pool.waiting.try_acquire().map_err(|_| ClientError::WaitingOverloaded)?;
     let limit = Duration::from_secs(app.pool.config.file.limits.no_worker_wait_seconds);
     let ready = async {

@@ -560,7 +560,12 @@ mod tests {
         check("enough", &trust, 17_000, (State::Unsound, Reason::Stalled, true));
         check("heartbeats prove nothing now", &trust, 26_001, (State::Unsound, Reason::Stalled, false));
         trust.heard(Tick(27_000), EPOCH, 5, Status::default());
-        check("it tells again, be it of blocks that no view holds", &trust, 28_000, (State::Exact, Reason::Ok, true));
+        check(
+            "it tells again, be it of blocks that no view holds",
+            &trust,
+            28_000,
+            (State::Exact, Reason::Ok, true),
+        );
     }
 
     #[test]
