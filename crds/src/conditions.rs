@@ -190,6 +190,8 @@ words! {
         ViewsIncomplete,
         /// Views earn no credit because the page does not divide the block.
         PageSizeMismatch,
+        /// Views earn no credit because events do not tell adapters' blocks from others.
+        AdaptersUntold,
         /// Engines finish prompts and tell of no stored block.
         NothingStored,
         /// What engines find cached is not what views predict.
@@ -354,6 +356,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::Disabled,
             Reason::Syncing,
             Reason::PageSizeMismatch,
+            Reason::AdaptersUntold,
             Reason::NothingStored,
             Reason::Drifting,
             Reason::ViewsIncomplete,
@@ -446,6 +449,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::RenderDiverged,
             Reason::Syncing,
             Reason::PageSizeMismatch,
+            Reason::AdaptersUntold,
             Reason::Drifting,
             Reason::ViewsIncomplete,
             Reason::Unsequenced,

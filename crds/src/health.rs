@@ -188,6 +188,8 @@ pub enum ViewReason {
     NothingStored,
     /// It stored blocks, and finished many new prompts without telling of a store.
     Stalled,
+    /// The engine serves adapters, and its events do not tell whose blocks are whose.
+    AdaptersUntold,
     /// One that a router of a later release knows and this reader does not.
     #[serde(other)]
     Unrecognised,

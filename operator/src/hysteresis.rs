@@ -112,7 +112,7 @@ impl Memory {
             return merge(None, seen.type_, &waiting, pass.generation, pass.now);
         }
         let condition = |finding: &Finding| merge(published, seen.type_, finding, pass.generation, pass.now);
-        let kept = published.filter(|published| !self.may_publish(pass, seen, published));
+        let kept = published.filter(|published| !self.decide(pass, seen, published));
         match kept {
             Some(published) => Condition { observed_generation: pass.generation, ..published.clone() },
             None => {
@@ -129,21 +129,27 @@ impl Memory {
         self.pending.values().map(ripe).min().map(|left| left.max(SignedDuration::from_secs(1)))
     }
 
-    fn may_publish(&mut self, pass: &Pass<'_>, seen: &Seen, published: &Condition) -> bool {
+    /// Whether what was seen replaces what is published. The first rule that holds
+    /// decides:
+    ///
+    /// 1. It is certain: yes.
+    /// 2. Nothing was known, and now all is well: yes. That is no alarm.
+    /// 3. The status is the same: yes, for the sake of a newer reason; a leader keeps the
+    ///    reason that it found for its first window.
+    /// 4. The pods that were to blame are gone: yes.
+    /// 5. The status is another one: once it has been seen for a window.
+    ///
+    /// Remembers since when a status has been seen where it waits for a window.
+    fn decide(&mut self, pass: &Pass<'_>, seen: &Seen, published: &Condition) -> bool {
         let before = Status::of(&published.status);
         if seen.pace == Pace::AtOnce {
             return true;
         }
-        // Learning something for the first time is no flip, and neither is learning that all is well.
-        let unknown = before == Status::Unknown;
-        if unknown && seen.finding.status == Status::True {
+        if before == Status::Unknown && seen.finding.status == Status::True {
             return true;
         }
         if before == seen.finding.status {
-            let first_pass =
-                self.is_new(pass.now, pass.window) && published.reason != Reason::Pending.as_str();
-            if first_pass {
-                // The next pass after the window publishes the newer reason.
+            if self.is_new(pass.now, pass.window) && published.reason != Reason::Pending.as_str() {
                 self.remember(pass.now, seen.type_, seen.finding.status);
                 return false;
             }

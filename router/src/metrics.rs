@@ -365,6 +365,7 @@ impl Gauges {
             gauges.with_label_values(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
         set(&self.pool, &["index_blocks"], pool.index.unique_blocks() as u64);
+        set(&self.pool, &["index_bytes"], pool.index.heap_bytes() as u64);
         set(&self.pool, &["index_slots"], pool.index.slots_in_use() as u64);
         set(&self.pool, &["workers"], pool.fleet.workers().len() as u64);
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);

@@ -80,6 +80,7 @@ fn hearing(worker: &WorkerHealth) -> Hearing {
         | ViewReason::NoSequence
         | ViewReason::RenderDiverged
         | ViewReason::PrefixCachingOff
+        | ViewReason::AdaptersUntold
         | ViewReason::Unrecognised => Hearing::Heard,
     };
     worker.targets.iter().map(|target| of(target.reason)).min().unwrap_or(Hearing::Heard)

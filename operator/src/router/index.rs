@@ -33,6 +33,7 @@ pub fn index(pool: &InferencePoolSpec, router: &str, pods: &[RouterPod], now: Ti
 enum Flaw {
     NoView,
     OddPage,
+    AdaptersUntold,
     NothingStored,
     Drifting(DriftCause),
     Incomplete,
@@ -50,6 +51,7 @@ const fn flaw_of(reason: ViewReason) -> Option<Flaw> {
         | ViewReason::EngineUnreachable
         | ViewReason::DomainMismatch => Some(Flaw::NoView),
         ViewReason::PageSizeMismatch | ViewReason::ReportedPageSizeMismatch => Some(Flaw::OddPage),
+        ViewReason::AdaptersUntold => Some(Flaw::AdaptersUntold),
         ViewReason::NothingStored | ViewReason::Stalled => Some(Flaw::NothingStored),
         ViewReason::StoresMissing | ViewReason::Gap => Some(Flaw::Incomplete),
         ViewReason::NoSequence => Some(Flaw::Unsequenced),
@@ -100,6 +102,13 @@ fn finding(flaw: Flaw, who: &str, workers: &str) -> Finding {
                  the pool."
             );
             Finding::fails(Reason::PageSizeMismatch, message)
+        }
+        Flaw::AdaptersUntold => {
+            let message = format!(
+                "{who} gives no credit, because their events do not tell which blocks are the adapters', to {workers}; use \
+                 SGLang 0.5.22 or later, or serve adapters from other engines."
+            );
+            Finding::fails(Reason::AdaptersUntold, message)
         }
         Flaw::NothingStored => {
             let message = format!("{who} is told of no stored block by {workers}; see EventsConnected.");

@@ -463,6 +463,10 @@ fn no_way_of_going_blind_leaves_conditions_green() {
     unnumbered.check("they arrive", events, ("True", "Connected"), &[]);
     unnumbered.check("no proof", index, ("Unknown", "Unsequenced"), &["of a,", "numbers its events"]);
     unnumbered.check("named", degraded, ("Unknown", "Unsequenced"), &[]);
+    let untold = heard("adapters_untold");
+    untold.check("they arrive", events, ("True", "Connected"), &[]);
+    untold.check("of no use", index, ("False", "AdaptersUntold"), &["to a;", "SGLang 0.5.22"]);
+    untold.check("a loss", degraded, ("True", "AdaptersUntold"), &[]);
     let later = heard("of_the_future");
     later.check("a newer router", index, ("Unknown", "NotObservable"), &["views of a;", "operator of"]);
     for reason in ["ok", "prefix_caching_off", "render_diverged"] {

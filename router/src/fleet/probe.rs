@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use super::{ReadyReason, ServedModel, Worker, WorkerStatus};
 use crate::pool::Pool;
+use crate::proxy::forward::version;
 use crate::proxy::upstream::{Blame, ROUTER_EXHAUSTED, Upstream};
 
 /// Between two probes of one worker.
@@ -59,6 +60,9 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
             if found.ready && (!was_ready || round.is_multiple_of(READ_ENGINE_EVERY)) {
                 // One that could not be asked is as it was.
                 let _ = read_engine(&pool, &upstream, &worker, found.engine).await;
+            }
+            if found.ready {
+                note_adapters(&worker, &found);
             }
             if found.ready || failures >= FAILURES || !was_ready {
                 let turned = found.ready != was_ready;
@@ -239,6 +243,17 @@ async fn read_engine(
         trust.set_prefix_caching(caching);
     }
     Ok(())
+}
+
+/// SGLang's events name adapters since 0.5.22. Before that, their blocks look like
+/// the base model's.
+fn note_adapters(worker: &Worker, found: &WorkerStatus) {
+    let untold = found.engine == Engine::SGLang
+        && found.models.iter().any(|model| model.adapter)
+        && worker.status().engine_version.as_deref().and_then(version).is_some_and(|it| it < [0, 5, 22]);
+    for target in &worker.targets {
+        target.trust.lock().set_adapters_untold(untold);
+    }
 }
 
 /// The field `version`, which vLLM's `/version` and SGLang's `/server_info`

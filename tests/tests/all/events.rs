@@ -85,6 +85,30 @@ async fn comes_back(router: &Router, engine: &EngineSim) {
         .await;
 }
 
+/// Case C15: an engine that turns its cache over many times takes no more of the router than
+/// its cache is large.
+#[tokio::test]
+async fn the_index_is_as_large_as_the_caches() {
+    let pages = 300;
+    let small = engine(|config| config.num_pages = pages).await;
+    let router = Router::start(Setup::zmq(&[&small])).await;
+    let held = async |table: &str| router.metric("kvrouter_pool", table).await;
+    let mut most = 0.0;
+    for number in 0..400 {
+        chat_directly(&small, &long(number), None).await;
+        // Its tables have grown by then.
+        if number == 200 {
+            router.agrees_with(&small).await;
+            most = held("index_bytes").await;
+        }
+    }
+    assert!(total(&small, "prompt_tokens_total").await > 5 * 16 * u64::from(pages), "it turned over");
+    router.agrees_with(&small).await;
+    assert!(held("index_blocks").await <= f64::from(pages));
+    let bytes = held("index_bytes").await;
+    assert!(bytes > 0.0 && bytes <= most * 1.15, "{bytes} after {most}");
+}
+
 /// Case K26.
 #[tokio::test]
 async fn pages_that_do_not_divide_the_block_are_named_and_earn_nothing() {

@@ -2,13 +2,16 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use engine_sim::{EngineSim, Wire};
 use kvrouter_tests::process::{Process, nats_command, sibling};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{MODEL, Router, Setup, bare, chat_directly, engine, fault, id, long, text, until};
+use crate::harness::{
+    MODEL, Router, Setup, bare, chat_directly, engine, entry, fault, id, long, text, unique, until,
+};
 
 /// A running nats-server.
 pub(crate) struct Broker {
@@ -152,6 +155,81 @@ async fn a_router_that_starts_late_gets_what_is_cached() {
     assert_eq!(chat.cached, chat.predicted());
     router.agrees_with(&warm).await;
     router.is_well().await;
+}
+
+/// Case K10: silence is a broken stream, and no traffic is not.
+#[tokio::test]
+async fn an_idle_view_is_worth_what_it_was_beyond_its_budget() {
+    let budget = "freshness: {budgetSeconds: 3}";
+    let broker = Broker::start().await;
+    let (replayed, plain, bridged) = (engine(|_| {}).await, engine(|_| {}).await, engine(|_| {}).await);
+    let mut bridge = Bridge::start(&bridged, &broker.url());
+    let setups =
+        [Setup::zmq(&[&replayed]), Setup::of(vec![entry(&plain, false)]), setup(&[&bridged], &broker.url())];
+    let engines = [&replayed, &plain, &bridged];
+    let mut routers = Vec::new();
+    for (setup, engine) in setups.into_iter().zip(engines) {
+        let router = Router::start(setup.more(budget)).await;
+        router.chat(&long(1), 1).await;
+        router.agrees_with(engine).await;
+        routers.push(router);
+    }
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    for (router, engine) in routers.iter().zip(engines) {
+        let rank = router.view(&id(engine)).await["ranks"][0].clone();
+        assert_eq!((&rank["trust"], &rank["credited"]), (&json!("exact"), &json!(true)), "{rank}");
+        router.is_well().await;
+        let chat = router.chat(&long(1), 1).await;
+        assert!(chat.cached > 100 && chat.cached == chat.predicted(), "{}", chat.receipt);
+    }
+    bridge.process.kill();
+    let (router, name) = (&routers[2], id(&bridged));
+    until("silence is named", async || router.has_problem("silence", Some(&name)).await.then_some(())).await;
+    let spent = async || (router.view(&name).await["ranks"][0]["credited"] == false).then_some(());
+    until("and spends the budget", spent).await;
+}
+
+/// Case G24: sessions are bound by each router for itself, and events lead their turns to
+/// the same worker from whichever router they come through.
+#[tokio::test]
+async fn sessions_stay_on_their_worker_behind_several_routers() {
+    let broker = Broker::start().await;
+    let mut engines = Vec::new();
+    for _ in 0..4 {
+        engines.push(engine(|_| {}).await);
+    }
+    let engines: Vec<&EngineSim> = engines.iter().collect();
+    let _bridges: Vec<Bridge> = engines.iter().map(|engine| Bridge::start(engine, &broker.url())).collect();
+    let mut routers = Vec::new();
+    for _ in 0..3 {
+        let setup = setup(&engines, &broker.url()).more("sessionAffinity: {mode: Both}");
+        routers.push(Router::start(setup).await);
+    }
+    let (routers, turns) = (&routers, 5);
+    let session = async |session: u32| {
+        let name = format!("session-{session}");
+        let mut messages = vec![json!({"role": "system", "content": text(session, 60)})];
+        let mut homes = Vec::new();
+        for turn in 0..turns {
+            messages.push(json!({"role": "user", "content": text(session * 100 + turn, 10)}));
+            let (router, request) = (&routers[(session + turn) as usize % routers.len()], unique());
+            let body = json!({"model": MODEL, "messages": messages, "max_tokens": 8}).to_string();
+            let headers = [("x-request-id", &*request), ("x-session-id", &name)];
+            let answer = router.send("/v1/chat/completions", &headers, body).await.json().unwrap();
+            messages.push(answer["choices"][0]["message"].clone());
+            homes.push(router.receipts(&request).await[0]["chosen"]["target"].clone());
+            // A user reads before the next question.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        homes.iter().skip(1).filter(|home| **home == homes[0]).count() as u32
+    };
+    let (sessions, mut stayed) = (60, 0);
+    for number in 0..sessions / 20 {
+        stayed +=
+            futures::future::join_all((0..20).map(|at| session(number * 20 + at))).await.iter().sum::<u32>();
+    }
+    let later = sessions * (turns - 1);
+    assert!(stayed * 100 >= later * 99, "{stayed} of {later} later turns on the worker of the first");
 }
 
 /// The broker dies and comes back: requests go on, the report says so, views recover.

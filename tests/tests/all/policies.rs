@@ -1,6 +1,7 @@
 //! Settings of policies through the running router: what each one changes, and that receipts,
 //! metrics and health say so.
 
+use engine_sim::{Config, Wire};
 use serde_json::{Value, json};
 
 use crate::harness::{MODEL, Router, Setup, chat_directly, engine, fault, id, long, text, until};
@@ -292,6 +293,44 @@ async fn salts_are_kept_apart_as_the_engine_keeps_them() {
         assert_eq!(cached, receipt["predicted_hit_tokens"].as_u64().unwrap(), "{salt}");
         assert_eq!(cached > 0, hit, "{salt}");
     }
+}
+
+/// Case B17: what one adapter left behind is no hit for another model of the same engine.
+#[tokio::test]
+async fn adapters_are_kept_apart_as_the_engine_keeps_them() {
+    for wire in [Wire::Vllm022, Wire::Vllm033, Wire::Sglang0523] {
+        let adapted = |config: &mut Config| {
+            (config.wire, config.lora) = (wire, vec!["poet".parse().unwrap(), "clerk".parse().unwrap()]);
+        };
+        let only = engine(adapted).await;
+        let router = Router::start(Setup::zmq(&[&only]).events_only()).await;
+        let cases = [("poet", false), (MODEL, false), ("clerk", false), ("poet", true), (MODEL, true)];
+        for (model, hit) in cases {
+            let body = json!({"model": model, "messages": long(1), "max_tokens": 1});
+            let (status, receipt) = chat_with(&router, &[], &body).await;
+            assert_eq!(status, 200, "{wire:?} {model}");
+            let cached = receipt["result"]["engine_cached_tokens"].as_u64().unwrap_or(0);
+            assert_eq!(cached, receipt["predicted_hit_tokens"].as_u64().unwrap(), "{wire:?} {model}");
+            assert_eq!(cached > 100, hit, "{wire:?} {model}");
+            router.agrees_with(&only).await;
+        }
+    }
+}
+
+/// Case B17: SGLang's events name adapters since 0.5.22. Before, an adapter's blocks would pass for the base model's.
+#[tokio::test]
+async fn an_engine_that_does_not_tell_its_adapters_blocks_apart_earns_no_credit() {
+    let lora = vec!["poet".parse().unwrap()];
+    let adapted = |config: &mut Config| (config.wire, config.lora) = (Wire::Sglang0518, lora);
+    let old = engine(adapted).await;
+    let router = Router::start(Setup::zmq(&[&old]).events_only().more("freshness: {fallback: Load}")).await;
+    for model in ["poet", MODEL] {
+        let body = json!({"model": model, "messages": long(1), "max_tokens": 1});
+        let (_, receipt) = chat_with(&router, &[], &body).await;
+        assert_eq!(receipt["candidates"][0]["trust"]["reason"], "adapters_untold", "{receipt}");
+        assert_eq!(receipt["predicted_hit_tokens"], receipt["result"]["engine_cached_tokens"], "{receipt}");
+    }
+    assert!(router.has_problem("adapters_untold", Some(&id(&old))).await);
 }
 
 /// Case K21b: what is held for another tenant is attractive, is rejected before scoring, and the receipt says

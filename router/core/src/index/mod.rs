@@ -232,6 +232,14 @@ impl Index {
         self.state.read().places.len()
     }
 
+    /// Heap bytes of the blocks and who holds them. O(runs), a few at a time, so that
+    /// nobody waits for all of it: what changes meanwhile may be counted or not.
+    pub fn heap_bytes(&self) -> usize {
+        let places = self.state.read().places.heap_bytes();
+        let runs = (0..).map_while(|chunk| self.state.read().runs.heap_bytes(chunk));
+        places + runs.sum::<usize>()
+    }
+
     /// Applies a store or a removal to the side that `side` names, section by
     /// section, while it names one.
     fn apply_to(&self, delta: &Delta, side: impl Fn(&State) -> Option<Side>) {

@@ -253,7 +253,6 @@ impl Owners {
     }
 
     /// Heap bytes beside the struct itself.
-    #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
         let entries = if self.entries.spilled() { self.entries.capacity() * size_of::<Owner>() } else { 0 };
         let holey = self.holey.as_ref().map_or(0, |holey| {

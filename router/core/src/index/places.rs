@@ -147,8 +147,7 @@ impl Places {
         }
     }
 
-    /// Heap bytes.
-    #[cfg(test)]
+    /// Heap bytes. O(shards).
     pub(super) fn heap_bytes(&self) -> usize {
         let header = size_of::<HashTable<Packed>>();
         self.shards.iter().map(|shard| header + shard.allocation_size()).sum()

@@ -121,8 +121,7 @@ impl Run {
         matched as u16
     }
 
-    #[cfg(test)]
-    pub(super) fn heap_bytes(&self) -> usize {
+    fn heap_bytes(&self) -> usize {
         self.hashes.capacity() * 8 + self.owners.heap_bytes()
     }
 }
@@ -193,13 +192,12 @@ impl Runs {
         run
     }
 
-    #[cfg(test)]
-    pub(super) fn heap_bytes(&self) -> usize {
-        let chunk = |chunk: &Chunk| {
-            let runs: usize = chunk.runs.iter().map(Run::heap_bytes).sum();
-            size_of::<Chunk>() + chunk.runs.capacity() * size_of::<Run>() + chunk.free.capacity() + runs
-        };
-        self.chunks.iter().map(chunk).sum()
+    /// Heap bytes of the runs with the numbers from `chunk` times [`CHUNK`] on, so many;
+    /// `None` beyond the last ones.
+    pub(super) fn heap_bytes(&self, chunk: usize) -> Option<usize> {
+        let chunk = self.chunks.get(chunk)?;
+        let runs: usize = chunk.runs.iter().map(Run::heap_bytes).sum();
+        Some(size_of::<Chunk>() + chunk.runs.capacity() * size_of::<Run>() + chunk.free.capacity() + runs)
     }
 }
 
@@ -238,11 +236,12 @@ mod tests {
         let mut runs = Runs::default();
         let numbers: Vec<u32> = (0..1000).filter_map(|_| runs.allocate(1)).collect();
         assert_eq!(numbers, (0..1000).collect::<Vec<u32>>());
-        let full = runs.heap_bytes();
+        let heap_bytes = |runs: &Runs| (0..).map_while(|chunk| runs.heap_bytes(chunk)).sum::<usize>();
+        let full = heap_bytes(&runs);
         for number in &numbers[100..] {
             runs.free(*number);
         }
-        assert!(runs.heap_bytes() < full / 3);
+        assert!(heap_bytes(&runs) < full / 3);
         let mut again: Vec<u32> = (100..1000).filter_map(|_| runs.allocate(1)).collect();
         again.sort_unstable();
         assert_eq!(again, (100..1000).collect::<Vec<u32>>(), "each once");

@@ -393,16 +393,11 @@ fn long_chain(number: u64, length: u64) -> Vec<u64> {
     (1..=length).map(|at| (number << 20 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
 }
 
-fn heap_bytes(index: &Index) -> usize {
-    let state = index.state.read();
-    state.places.heap_bytes() + state.runs.heap_bytes()
-}
-
 #[test]
 fn a_block_costs_45_bytes_at_most_and_an_extra_owner_one() {
     let index = Index::default();
     let slots: Vec<Slot> = (0..8).map(|_| index.add_target()).collect();
-    let empty = heap_bytes(&index);
+    let empty = index.heap_bytes();
     let mut most = 0;
     for number in 0..200 {
         let chain = long_chain(number, 1000);
@@ -412,17 +407,17 @@ fn a_block_costs_45_bytes_at_most_and_an_extra_owner_one() {
         }
         // Below that, what is allocated at once shows.
         if number >= 50 {
-            most = most.max((heap_bytes(&index) - empty) / index.unique_blocks());
+            most = most.max((index.heap_bytes() - empty) / index.unique_blocks());
         }
     }
     assert!(most <= 45, "{most} bytes a block");
-    let alone = heap_bytes(&index);
+    let alone = index.heap_bytes();
     for slot in &slots[1..] {
         (0..200).for_each(|number| {
             index.apply(*slot, &stored(SPACE, 0, &long_chain(number, 1000), Tier::Device))
         });
     }
-    let extra = heap_bytes(&index) - alone;
+    let extra = index.heap_bytes() - alone;
     assert!(extra <= 7 * index.unique_blocks(), "{extra} bytes for seven more owners");
 }
 
@@ -431,7 +426,7 @@ fn a_block_costs_45_bytes_at_most_and_an_extra_owner_one() {
 fn memory_stays_flat_under_churn_and_comes_back() {
     let index = Index::default();
     let slots: Vec<Slot> = (0..8).map(|_| index.add_target()).collect();
-    let empty = heap_bytes(&index);
+    let empty = index.heap_bytes();
     let trunk = long_chain(0, 100);
     let mut steady = 0;
     for generation in 0..40u64 {
@@ -452,13 +447,13 @@ fn memory_stays_flat_under_churn_and_comes_back() {
         }
         index.state.read().check();
         if generation == 10 {
-            steady = heap_bytes(&index);
+            steady = index.heap_bytes();
         }
-        assert!(generation < 10 || heap_bytes(&index) * 5 <= steady * 6, "generation {generation}");
+        assert!(generation < 10 || index.heap_bytes() * 5 <= steady * 6, "generation {generation}");
     }
     slots.iter().for_each(|slot| index.apply(*slot, &Delta::Cleared));
     assert_eq!(index.unique_blocks(), 0);
-    assert!(heap_bytes(&index) < empty + (steady - empty) / 5, "{} of {steady}", heap_bytes(&index));
+    assert!(index.heap_bytes() < empty + (steady - empty) / 5, "{} of {steady}", index.heap_bytes());
 }
 
 /// One writer, readers beside it. Every change fits one section, so that each

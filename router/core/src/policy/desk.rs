@@ -107,8 +107,19 @@ impl SharedDesk {
     }
 
     /// Reads notes that came while the desk was in use, unless it is again: then its
-    /// user will. Either whoever left a note finds the desk free, or whoever frees
-    /// the desk finds the note: each writes first and looks then.
+    /// user will. No note stays unread, because each side writes first and looks then,
+    /// with a full fence between the two:
+    ///
+    /// ```text
+    /// who leaves a note        who frees the desk
+    /// writes `left`            unlocks `desk`
+    /// fence                    fence
+    /// tries to lock `desk`     reads `left`
+    /// ```
+    ///
+    /// Of two fences one comes first. If it is the left one, the right side reads the
+    /// note's `left`; else the left side finds the desk free, or somebody else at it,
+    /// who will free it and look in turn.
     fn look_again(&self) {
         loop {
             fence(Ordering::SeqCst);

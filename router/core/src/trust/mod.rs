@@ -107,6 +107,8 @@ pub enum Reason {
     /// It finished many prompts whose blocks it did not hold before, and told of
     /// nothing meanwhile.
     Stalled,
+    /// The engine serves adapters, and its events do not tell whose blocks are whose.
+    AdaptersUntold,
 }
 
 impl State {
@@ -144,6 +146,7 @@ impl Reason {
             Self::PrefixCachingOff => "prefix_caching_off",
             Self::NothingStored => "nothing_stored",
             Self::Stalled => "stalled",
+            Self::AdaptersUntold => "adapters_untold",
         }
     }
 }
@@ -209,6 +212,7 @@ pub struct Trust {
     gap: bool,
     domain_mismatch: bool,
     reported_page_misfit: bool,
+    adapters_untold: bool,
     parity: Parity,
     caching: PrefixCaching,
     /// Whether this life of the engine has ever stored a block.
@@ -269,9 +273,15 @@ impl Trust {
 
     /// The engine lives anew: nothing is known until the next sync.
     pub fn reset(&mut self) {
-        let Self { domain_mismatch, reported_page_misfit, parity, caching, .. } = *self;
-        let kept = Self { domain_mismatch, reported_page_misfit, parity, caching, ..Self::default() };
-        *self = Self { phase: Phase::Syncing, ..kept };
+        *self = Self {
+            phase: Phase::Syncing,
+            domain_mismatch: self.domain_mismatch,
+            reported_page_misfit: self.reported_page_misfit,
+            adapters_untold: self.adapters_untold,
+            parity: self.parity,
+            caching: self.caching,
+            ..Self::default()
+        };
     }
 
     /// Whether the other side speaks of another domain.
@@ -283,6 +293,12 @@ impl Trust {
     /// block.
     pub fn set_reported_page_misfit(&mut self, misfit: bool) {
         self.reported_page_misfit = misfit;
+    }
+
+    /// Whether the engine serves adapters and its events do not tell which blocks are
+    /// theirs: they would pass for the base model's.
+    pub fn set_adapters_untold(&mut self, untold: bool) {
+        self.adapters_untold = untold;
     }
 
     /// Whether the worker renders prompts as the router does. Stays over a new
@@ -355,6 +371,9 @@ impl Trust {
         }
         if self.reported_page_misfit {
             return (State::Mismatched, Reason::ReportedPageSizeMismatch);
+        }
+        if self.adapters_untold {
+            return (State::Mismatched, Reason::AdaptersUntold);
         }
         if self.parity == Parity::Diverged {
             return (State::Mismatched, Reason::RenderDiverged);
@@ -496,6 +515,10 @@ mod tests {
         trust.reset();
         check("mismatch stays", &trust, 1_000, (State::Mismatched, Reason::ReportedPageSizeMismatch, false));
         trust.set_reported_page_misfit(false);
+        trust.set_adapters_untold(true);
+        trust.reset();
+        check("also in its next life", &trust, 1_000, (State::Mismatched, Reason::AdaptersUntold, false));
+        trust.set_adapters_untold(false);
         check("the view is gone", &trust, 1_000, (State::Syncing, Reason::SnapshotPending, false));
     }
 
