@@ -15,6 +15,13 @@ sdk=openai==3.57.0
 
 say() { printf '== %s\n' "$*"; }
 
+# A cluster that is not up.sh's, whose KUBECONFIG may be exported. In a shell of its own: lib.sh has names of this file too.
+foreign() { (
+    # shellcheck source=cluster/lib.sh
+    . "$here/cluster/lib.sh"
+    foreign_kubeconfig
+); }
+
 # The official SDK, in a virtual environment of its own.
 install_sdk() {
     venv=$cache/tools/e2e-$sdk
@@ -55,7 +62,7 @@ load_real_engines() {
 
 main() {
     install_sdk
-    if [[ -n ${KUBECONFIG:-} ]]; then
+    if foreign; then
         say "scenarios, on the cluster of KUBECONFIG"
         "$venv/bin/python" "$here/scenarios/run.py" "$@"
         return

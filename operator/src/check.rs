@@ -37,10 +37,10 @@ pub enum CheckError {
     #[error("there is no KvRouter; apply one, or name a router with --url http://HOST:PORT")]
     NoRouters,
     /// A router has no address yet.
-    #[error("KvRouter {name} has no address yet; `kubectl describe kvrouter` says what its status waits for")]
+    #[error("KvRouter {} has no address yet; {} says what its status waits for", router.title(), router.describe())]
     NoAddress {
-        /// `namespace/name`.
-        name: String,
+        /// The router.
+        router: RouterName,
     },
     /// Some routers did not answer as they should.
     #[error("{failed} of {all} routers failed")]
@@ -50,6 +50,20 @@ pub enum CheckError {
         /// All that were asked.
         all: usize,
     },
+}
+
+/// Where a KvRouter is.
+#[derive(Debug)]
+pub struct RouterName {
+    namespace: String,
+    name: String,
+}
+
+/// What is asked.
+struct Asked {
+    url: String,
+    /// None for a URL that was given.
+    router: Option<RouterName>,
 }
 
 /// Why one router failed.
@@ -65,24 +79,25 @@ enum AskError {
     Status { url: String, status: u16, text: String },
     #[error("{url} answered what is no chat completion: {text}")]
     Answer { url: String, text: String },
-    #[error("{url} lists no model; its engines may not be ready")]
+    #[error("{url} lists no model, so none of its engines is ready")]
     NoModel { url: String },
 }
 
 /// Asks every router and prints what each one says.
 pub async fn check(flags: &CheckFlags) -> Result<(), CheckError> {
     let routers = match &flags.url {
-        Some(url) => vec![(url.clone(), url.clone())],
+        Some(url) => vec![Asked { url: url.clone(), router: None }],
         None => routers(&flags.watch_namespaces).await?,
     };
     let limit = Duration::from_secs(flags.timeout_seconds);
     let mut failed = 0;
-    for (name, url) in &routers {
-        match ask(url.trim_end_matches('/'), flags.model.as_deref(), limit).await {
-            Ok(text) => println!("{name}: {text:?}"),
+    for asked in &routers {
+        let title = asked.title();
+        match ask(asked.url.trim_end_matches('/'), flags.model.as_deref(), limit).await {
+            Ok(text) => println!("{title}: {text:?}"),
             Err(error) => {
                 failed += 1;
-                eprintln!("{name}: {error}");
+                eprintln!("{title}: {error}{}", asked.next(&error));
             }
         }
     }
@@ -92,8 +107,33 @@ pub async fn check(flags: &CheckFlags) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Names and addresses of all KvRouters in `namespaces`; empty for everywhere.
-async fn routers(namespaces: &[String]) -> Result<Vec<(String, String)>, CheckError> {
+impl RouterName {
+    fn title(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    fn describe(&self) -> String {
+        format!("`kubectl describe kvr -n {} {}`", self.namespace, self.name)
+    }
+}
+
+impl Asked {
+    fn title(&self) -> String {
+        self.router.as_ref().map_or_else(|| self.url.clone(), RouterName::title)
+    }
+
+    /// What to do about `error`, behind its text.
+    fn next(&self, error: &AskError) -> String {
+        match (error, &self.router) {
+            (AskError::Url { .. }, _) => String::new(),
+            (_, Some(router)) => format!("; {} says what is wrong", router.describe()),
+            (_, None) => "; /health/report on the router's port 9090 says what is wrong".to_owned(),
+        }
+    }
+}
+
+/// All KvRouters in `namespaces`, and their addresses; empty for everywhere.
+async fn routers(namespaces: &[String]) -> Result<Vec<Asked>, CheckError> {
     let failed = |source| CheckError::List { source: Box::new(source) };
     let client = kube::Client::try_default().await.map_err(failed)?;
     let apis: Vec<Api<KvRouter>> = match namespaces {
@@ -103,11 +143,12 @@ async fn routers(namespaces: &[String]) -> Result<Vec<(String, String)>, CheckEr
     let mut found = Vec::new();
     for api in apis {
         for router in api.list(&ListParams::default()).await.map_err(failed)? {
-            let name = [router.metadata.namespace, router.metadata.name].map(Option::unwrap_or_default);
-            let name = name.join("/");
+            let [namespace, name] =
+                [router.metadata.namespace, router.metadata.name].map(Option::unwrap_or_default);
+            let name = RouterName { namespace, name };
             match router.status.and_then(|status| status.url) {
-                Some(url) => found.push((name, url)),
-                None => return Err(CheckError::NoAddress { name }),
+                Some(url) => found.push(Asked { url, router: Some(name) }),
+                None => return Err(CheckError::NoAddress { router: name }),
             }
         }
     }

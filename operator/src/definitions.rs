@@ -30,13 +30,17 @@ pub enum DefinitionError {
         found: u32,
     },
     /// The API server has not taken it into service.
-    #[error("definition {name} is not established yet")]
+    #[error(
+        "definition {name} is not established yet; wait, and if it stays so, run `kubectl describe crd {name}`"
+    )]
     NotEstablished {
         /// Its name.
         name: String,
     },
     /// The API server does not answer.
-    #[error("unable to read definition {name}")]
+    #[error(
+        "unable to read definition {name} (check the API server, the network to it, and the operator's role)"
+    )]
     Read {
         /// Its name.
         name: String,

@@ -52,7 +52,7 @@ pub enum RunError {
     #[error("failed to register metrics")]
     Metrics(#[source] prometheus::Error),
     /// The port is taken, or may not be.
-    #[error("failed to listen on {address}")]
+    #[error("failed to listen on {address} (give another address and port with --listen)")]
     Listen {
         /// Where.
         address: SocketAddr,
@@ -61,7 +61,9 @@ pub enum RunError {
         source: io::Error,
     },
     /// There is neither a kubeconfig nor a service account.
-    #[error("failed to find a Kubernetes API server")]
+    #[error(
+        "failed to find a Kubernetes API server (set KUBECONFIG, or run in a pod with a service account)"
+    )]
     Client(#[source] kube::Error),
     /// Probes and metrics are not served any more.
     #[error("failed to serve probes")]

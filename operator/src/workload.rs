@@ -95,7 +95,7 @@ impl Patcher {
             (Ok(()), Some(record)) => {
                 tracing::info!(namespace, workload = what, "patched");
                 record.applied.clone_from(&patch.digest);
-                set(record, WorkloadState::RollingOut, &format!("{what} was changed and rolls out."));
+                set(record, WorkloadState::RollingOut, &rolling(namespace, &patch, " was changed and"));
                 let at = Timestamp::now();
                 let patched = Patched { before: patch.resource_version, at, digest: patch.digest };
                 outcome.patched = Some((patch.uid, patched));
@@ -103,7 +103,11 @@ impl Patcher {
             (Err(error), Some(record)) if is_transient(&error) => {
                 // Usually somebody was faster: the next look is at what they made of it.
                 tracing::info!(namespace, workload = what, error = %crate::chain(&error), "not patched yet");
-                set(record, WorkloadState::Waiting, &format!("{what} is about to be changed."));
+                set(
+                    record,
+                    WorkloadState::Waiting,
+                    &format!("{what} is about to be changed; wait a few seconds."),
+                );
                 outcome.retry_after = Some(Duration::from_secs(1));
             }
             (Err(error), Some(record)) => {
@@ -144,7 +148,10 @@ impl Patcher {
 pub fn keep(pool: &InferencePool, published: &[WorkloadStatus]) -> Vec<WorkloadStatus> {
     let record = |reference: &WorkloadRef| {
         let mut record = record_of(published, reference);
-        let message = format!("{} is not looked after: the pool is not accepted.", title(reference));
+        let message = format!(
+            "{} is not looked after, because the pool is not accepted; see its condition Accepted.",
+            title(reference)
+        );
         set(&mut record, WorkloadState::PatchingDisabled, &message);
         record
     };
@@ -182,11 +189,16 @@ pub fn decide(
                 let rollout =
                     if left == Some(Duration::ZERO) { Rollout::DeadlineExceeded } else { facts.rollout };
                 let facts = &WorkloadFacts { rollout, ..facts.clone() };
-                let verdict = judge(patch, facts, &record, is_stale, permission, blocked.as_deref());
+                let namespace = &valid.namespace;
+                let verdict =
+                    judge(namespace, patch, facts, &record, is_stale, permission, blocked.as_deref());
                 match verdict {
                     Verdict::Is(state, message) => set(&mut record, state, &message),
                     Verdict::Patch => {
-                        let message = format!("{} is about to be changed.", title(&patch.reference));
+                        let message = format!(
+                            "{} is about to be changed; wait a few seconds.",
+                            title(&patch.reference)
+                        );
                         set(&mut record, WorkloadState::Waiting, &message);
                         blocked = Some(title(&patch.reference));
                         plan.next = Some((plan.records.len(), patch.clone()));
@@ -251,6 +263,7 @@ fn blocker(
 }
 
 fn judge(
+    namespace: &str,
     patch: &WantedPatch,
     facts: &WorkloadFacts,
     record: &WorkloadStatus,
@@ -263,10 +276,10 @@ fn judge(
     let what = title(&patch.reference);
     let was_applied = record.applied.is_some() && record.applied == patch.digest;
     if patch.is_empty() {
-        return settled(patch, facts, record);
+        return settled(namespace, patch, facts, record);
     }
     if is_stale {
-        return Is(State::RollingOut, format!("{what} was changed and rolls out."));
+        return Is(State::RollingOut, rolling(namespace, patch, " was changed and"));
     }
     if was_applied {
         let message = format!(
@@ -305,7 +318,8 @@ fn judge(
             Is(State::Waiting, format!("{what} lacks {} and waits for {other}.", missing(patch)))
         }
         (Rollout::InProgress, _) => {
-            Is(State::RollingOut, format!("{what} rolls out for another reason and is changed after that."))
+            let message = format!("{what} rolls out for another reason; wait, it is changed after that.");
+            Is(State::RollingOut, message)
         }
         (Rollout::DeadlineExceeded, _) => {
             let message = format!(
@@ -318,17 +332,15 @@ fn judge(
 }
 
 /// What is said of a workload that lacks nothing.
-fn settled(patch: &WantedPatch, facts: &WorkloadFacts, record: &WorkloadStatus) -> Verdict {
+fn settled(namespace: &str, patch: &WantedPatch, facts: &WorkloadFacts, record: &WorkloadStatus) -> Verdict {
     use WorkloadState as State;
     let what = title(&patch.reference);
     let (state, message) = match (facts.rollout, record.applied.is_some(), &patch.outdated_bridge) {
-        (Rollout::InProgress, _, _) => (State::RollingOut, format!("{what} rolls out.")),
+        (Rollout::InProgress, _, _) => (State::RollingOut, rolling(namespace, patch, "")),
         (Rollout::DeadlineExceeded, true, _) => {
-            let kind = patch.reference.kind.as_str().to_lowercase();
-            let name = &patch.reference.name;
+            let (status, undo) = (rollout("status", namespace, patch), rollout("undo", namespace, patch));
             let message = format!(
-                "{what} was changed and did not roll out in time; look at `kubectl rollout status {kind}/{name}`, then \
-                 mend it or run `kubectl rollout undo {kind}/{name}`."
+                "{what} was changed and did not roll out in time; look at `{status}`, then mend it or run `{undo}`."
             );
             (State::PatchFailed, message)
         }
@@ -337,6 +349,19 @@ fn settled(patch: &WantedPatch, facts: &WorkloadFacts, record: &WorkloadStatus) 
         (_, false, None) => (State::AlreadyRight, String::new()),
     };
     Verdict::Is(state, message)
+}
+
+/// What is said of a workload whose pods are being replaced; `why` stands behind
+/// its name.
+fn rolling(namespace: &str, patch: &WantedPatch, why: &str) -> String {
+    let (what, status) = (title(&patch.reference), rollout("status", namespace, patch));
+    format!("{what}{why} rolls out; wait until it is complete: {status}")
+}
+
+/// The command `kubectl rollout …` for a workload.
+fn rollout(verb: &str, namespace: &str, patch: &WantedPatch) -> String {
+    let WorkloadRef { kind, name, .. } = &patch.reference;
+    format!("kubectl rollout {verb} -n {namespace} {}/{name}", kind.as_str().to_lowercase())
 }
 
 /// What a workload lacks, in words.
@@ -491,6 +516,15 @@ mod tests {
             &["Paused", "Waiting"],
         );
         check("its own rollout first", &[Row { rollout: InProgress, ..BARE }], None, &["RollingOut"]);
+    }
+
+    #[test]
+    fn what_is_said_of_a_rollout_has_the_command_that_follows_it() {
+        let said = |row: Row| plan(&[row], Permission::Granted).records[0].message.clone();
+        let rolling = said(Row { applied: Some("new"), rollout: Rollout::InProgress, ..FINE });
+        assert!(rolling.ends_with("kubectl rollout status -n ns deployment/a"), "{rolling}");
+        let failed = said(Row { applied: Some("new"), rollout: Rollout::DeadlineExceeded, ..FINE });
+        assert!(failed.ends_with("run `kubectl rollout undo -n ns deployment/a`."), "{failed}");
     }
 
     #[test]

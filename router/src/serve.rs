@@ -77,7 +77,9 @@ pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
 }
 
 async fn bind(address: SocketAddr, field: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address} ({field})"))
+    TcpListener::bind(address).await.with_context(|| {
+        format!("failed to listen on {address} (end what has this port, or give another one in {field})")
+    })
 }
 
 fn announce(

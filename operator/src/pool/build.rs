@@ -131,7 +131,7 @@ fn patch(pool: &ValidPool, target: &Target, flags: &ChildFlags) -> WantedPatch {
         resource_version: target.facts.resource_version.clone(),
         container: target.container.clone(),
         seed: seed.filter(|seed| lacks_seed(target, seed)),
-        outdated_bridge: bridge.as_ref().and_then(|bridge| outdated(target, bridge)),
+        outdated_bridge: bridge.as_ref().and_then(|bridge| outdated(pool, target, bridge)),
         bridge: bridge.filter(|bridge| lacks_bridge(target, &bridge.settings)),
         digest: asks.then(|| digest(&asked)),
     }
@@ -171,7 +171,7 @@ fn lacks_bridge(target: &Target, settings: &str) -> bool {
     }
 }
 
-fn outdated(target: &Target, bridge: &Bridge) -> Option<OutdatedBridge> {
+fn outdated(pool: &ValidPool, target: &Target, bridge: &Bridge) -> Option<OutdatedBridge> {
     let ours = annotation(target, BRIDGE_ANNOTATION) == Some(&*bridge.settings);
     let image = present_bridge(target)?.image.clone()?;
     let wanted = bridge.container.image.as_deref()?;
@@ -182,10 +182,10 @@ fn outdated(target: &Target, bridge: &Bridge) -> Option<OutdatedBridge> {
         WorkloadKind::Deployment => "deployment",
         WorkloadKind::StatefulSet => "statefulset",
     };
-    let name = &target.reference.name;
+    let (name, namespace) = (&target.reference.name, &pool.namespace);
     let message = format!(
         "The bridge of {kind} {name} runs {image}, this operator's is {wanted}; when the engines may restart, run: \
-         kubectl set image {kind}/{name} {BRIDGE}={wanted}"
+         kubectl set image -n {namespace} {kind}/{name} {BRIDGE}={wanted}"
     );
     Some(OutdatedBridge { image, message })
 }

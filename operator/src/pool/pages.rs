@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvrouter_crds::InferencePool;
 use kvrouter_crds::conditions::{ConditionType, Finding, Reason, names};
 use kvrouter_crds::config::RoleName;
 use kvrouter_crds::health::{ODD_PAGE, WorkerHealth};
@@ -18,7 +19,7 @@ use kvrouter_crds::pool::{InferencePoolSpec, PageSizeSeen};
 
 use super::arguments;
 use super::members::Member;
-use super::validate::selector_text;
+use super::validate::no_pods;
 use crate::hysteresis::{Pace, Seen};
 
 /// Most rows of `status.pageSizes`; the schema allows no more.
@@ -59,9 +60,10 @@ struct Pages<'a> {
 }
 
 /// What `PageSizeParity` should say, and the rows of `status.pageSizes`.
-pub fn page_sizes(spec: &InferencePoolSpec, members: &[Member<'_>]) -> (Seen, Vec<PageSizeSeen>) {
+pub fn page_sizes(pool: &InferencePool, members: &[Member<'_>]) -> (Seen, Vec<PageSizeSeen>) {
+    let spec = &pool.spec;
     let pages: Vec<Pages<'_>> = members.iter().filter_map(|member| pages(spec, member)).collect();
-    let (finding, blamed) = judge(spec, &pages);
+    let (finding, blamed) = judge(pool, &pages);
     let pace = if finding.reason == Reason::NoPods { Pace::AtOnce } else { Pace::AfterWindow };
     (Seen { type_: ConditionType::PageSizeParity, finding, pace, blamed }, rows(&pages))
 }
@@ -100,16 +102,12 @@ fn page_of(worker: &WorkerHealth) -> Option<u32> {
     worker.targets.iter().find_map(|target| target.event_page_size).or(worker.reported_page_size)
 }
 
-fn judge(spec: &InferencePoolSpec, pages: &[Pages<'_>]) -> (Finding, BTreeSet<String>) {
+fn judge(pool: &InferencePool, pages: &[Pages<'_>]) -> (Finding, BTreeSet<String>) {
     let nobody = BTreeSet::new();
     if pages.is_empty() {
-        let message = format!(
-            "No pod carries the labels of spec.selector; check with: kubectl get pods -l {}",
-            selector_text(spec)
-        );
-        return (Finding::unknown(Reason::NoPods, message), nobody);
+        return (no_pods(pool), nobody);
     }
-    let block = spec.block_size;
+    let block = pool.spec.block_size;
     let misfits = listed(pages, |_, size| !block.is_multiple_of(size));
     if !misfits.is_empty() {
         let message = format!(

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeSet;
 
+use kvrouter_crds::InferencePool;
 use kvrouter_crds::conditions::{Finding, Reason, names};
 use kvrouter_crds::config::RoleName;
-use kvrouter_crds::pool::InferencePoolSpec;
 
 use super::members::Member;
-use super::validate::selector_text;
+use super::validate::{get_pods, selector_text};
 
 /// Half of a pool's pairs is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,8 @@ pub fn reason_without(role: RoleName) -> Option<Reason> {
 
 /// The half that is missing; none if both are ready, or if the pool has no such
 /// roles. Of both it is prefill, which comes first.
-pub fn missing(spec: &InferencePoolSpec, members: &[Member<'_>]) -> Option<Missing> {
+pub fn missing(pool: &InferencePool, members: &[Member<'_>]) -> Option<Missing> {
+    let spec = &pool.spec;
     let ready = |role| members.iter().any(|member| member.role == Some(role) && member.ready);
     let halves = spec.roles.iter().filter(|role| role.name != RoleName::Mixed && !ready(role.name));
     let half = halves.min_by_key(|role| role.name)?;
@@ -50,8 +51,7 @@ pub fn missing(spec: &InferencePoolSpec, members: &[Member<'_>]) -> Option<Missi
     let effect = if is_served { "mixed pods serve all requests" } else { "nothing is served" };
     let labels = half.selector.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
     let selector = std::iter::once(selector_text(spec)).chain(labels).collect::<Vec<_>>().join(",");
-    let message = format!(
-        "{who}; prefill and decode serve requests together, so {effect}; look at: kubectl get pods -l {selector}"
-    );
+    let look = get_pods(pool, &selector);
+    let message = format!("{who}; prefill and decode serve requests together, so {effect}; look at: {look}");
     Some(Missing { finding: Finding::fails(reason_without(half.name)?, message), is_served, blamed })
 }

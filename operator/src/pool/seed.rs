@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvrouter_crds::InferencePool;
 use kvrouter_crds::conditions::{ConditionType, Finding, Reason, WorkloadState, names};
 use kvrouter_crds::config::Engine;
 use kvrouter_crds::pool::{HashSeedPolicy, InferencePoolSpec, WorkloadStatus};
 
 use super::arguments::{self, Seed};
 use super::members::Member;
-use super::validate::selector_text;
+use super::validate::no_pods;
 use crate::hysteresis::{Pace, Seen};
 
 /// First release of vLLM whose hashes have a fixed seed of their own.
@@ -33,7 +34,8 @@ enum Basis {
 }
 
 /// What `HashSeedStable` should say.
-pub fn seed(spec: &InferencePoolSpec, members: &[Member<'_>], workloads: &[WorkloadStatus]) -> Seen {
+pub fn seed(pool: &InferencePool, members: &[Member<'_>], workloads: &[WorkloadStatus]) -> Seen {
+    let spec = &pool.spec;
     let mut pods: BTreeMap<Basis, BTreeSet<&str>> = BTreeMap::new();
     for member in members {
         pods.entry(basis(spec, member)).or_default().insert(member.name());
@@ -41,7 +43,7 @@ pub fn seed(spec: &InferencePoolSpec, members: &[Member<'_>], workloads: &[Workl
     let random = |member: &&Member<'_>| basis(spec, member) == Basis::Random;
     let shared = members.iter().filter(random).flat_map(|member| member.engines(spec));
     let shared = shared.filter_map(arguments::shared_cache).min();
-    let (finding, blamed) = judge(spec, &pods, shared, workloads);
+    let (finding, blamed) = judge(pool, &pods, shared, workloads);
     let pace = if finding.reason == Reason::NoPods { Pace::AtOnce } else { Pace::AfterWindow };
     Seen { type_: ConditionType::HashSeedStable, finding, pace, blamed }
 }
@@ -75,11 +77,12 @@ fn release(version: &str) -> Option<(u32, u32)> {
 }
 
 fn judge(
-    spec: &InferencePoolSpec,
+    pool: &InferencePool,
     pods: &BTreeMap<Basis, BTreeSet<&str>>,
     shared: Option<&str>,
     workloads: &[WorkloadStatus],
 ) -> (Finding, BTreeSet<String>) {
+    let spec = &pool.spec;
     let of = |basis: &Basis| pods.get(basis).cloned().unwrap_or_default();
     let owned = |pods: &BTreeSet<&str>| pods.iter().map(|pod| (*pod).to_owned()).collect();
     let fixed: Vec<(&str, &BTreeSet<&str>)> = pods
@@ -90,11 +93,7 @@ fn judge(
         .collect();
     let (random, default, unknown) = (of(&Basis::Random), of(&Basis::Default), of(&Basis::Unknown));
     if pods.is_empty() {
-        let message = format!(
-            "No pod carries the labels of spec.selector; check with: kubectl get pods -l {}",
-            selector_text(spec)
-        );
-        return (Finding::unknown(Reason::NoPods, message), BTreeSet::new());
+        return (no_pods(pool), BTreeSet::new());
     }
     if !random.is_empty() {
         let finding = in_progress(workloads).unwrap_or_else(|| unseeded(spec, &random, &default, shared));

@@ -14,14 +14,14 @@ use kvrouter_crds::conditions::{
     ConditionType, Finding, POOL_TYPES, Reason, Status, WorkloadState, find, names,
 };
 use kvrouter_crds::config::EventTransport;
-use kvrouter_crds::pool::{Bridge, InferencePoolSpec, InferencePoolStatus, WorkloadStatus};
+use kvrouter_crds::pool::{Bridge, InferencePoolStatus, WorkloadStatus};
 
 use super::members::{Member, endpoints, members};
 use super::observe::Observed;
 use super::pages::page_sizes;
 use super::pairs::{self, Missing};
 use super::seed::{seed, stuck};
-use super::validate::{Invalid, ValidPool, selector_text};
+use super::validate::{Invalid, ValidPool, get_pods, no_pods, selector_text};
 use crate::facts::{self, is_terminating};
 use crate::hysteresis::{Memory, Outcome, Pace, Pass, Seen};
 use crate::router::hearing;
@@ -57,16 +57,16 @@ pub fn status(input: &Input<'_>, memory: &Memory) -> Outcome<InferencePoolStatus
         published: &published.conditions,
         pods: &pods,
     };
-    let (parity, rows) = page_sizes(&pool.spec, &members);
+    let (parity, rows) = page_sizes(pool, &members);
     let seen = [
         accepted(input),
         resolved(input),
         parity.clone(),
-        seed(&pool.spec, &members, input.workloads),
+        seed(pool, &members, input.workloads),
         events(input, &members),
     ];
     let mut conditions: Vec<Condition> = seen.iter().map(|seen| memory.settle(&pass, seen)).collect();
-    let missing = input.verdict.as_ref().ok().and_then(|_| pairs::missing(&pool.spec, &members));
+    let missing = input.verdict.as_ref().ok().and_then(|_| pairs::missing(pool, &members));
     let derived =
         [degraded(missing.as_ref(), &conditions), ready(input, &members, missing.as_ref(), &conditions)];
     for derived in derived {
@@ -129,7 +129,7 @@ fn events(input: &Input<'_>, members: &[Member<'_>]) -> Seen {
         return hearing::events(transport, "", &[], observed.now);
     }
     if members.is_empty() {
-        return Seen::certain(type_, no_pods(spec));
+        return Seen::certain(type_, no_pods(pool));
     }
     let of_router = |router: &super::observe::RouterSeen| {
         hearing::events(transport, &router.name, &router.pods, observed.now)
@@ -164,13 +164,6 @@ fn explain(finding: &mut Finding, workloads: &[WorkloadStatus]) {
     }
 }
 
-fn no_pods(spec: &InferencePoolSpec) -> Finding {
-    let selector = selector_text(spec);
-    let message =
-        format!("No pod carries the labels of spec.selector; check with: kubectl get pods -l {selector}");
-    Finding::unknown(Reason::NoPods, message)
-}
-
 /// Half of the pairs missing is worse than all else, where requests are served in
 /// spite of it. The rest is from what is published: it has waited for its window
 /// already.
@@ -198,15 +191,15 @@ fn ready(
         }
     }
     if members.is_empty() {
-        return Seen::certain(type_, no_pods(&input.pool.spec));
+        return Seen::certain(type_, no_pods(input.pool));
     }
     let (up, down): (Vec<_>, Vec<_>) = members.iter().partition(|member| member.ready);
     let blamed: BTreeSet<String> = down.iter().map(|member| member.name().to_owned()).collect();
     if up.is_empty() {
         let message = format!(
-            "No pod of the pool is ready: {}; look at: kubectl get pods -l {}",
+            "No pod of the pool is ready: {}; look at: {}",
             names(blamed.iter().map(String::as_str)),
-            selector_text(&input.pool.spec)
+            get_pods(input.pool, &selector_text(&input.pool.spec))
         );
         let finding = Finding::fails(Reason::NoPodsReady, message);
         return Seen { type_, finding, pace: Pace::AfterWindow, blamed };

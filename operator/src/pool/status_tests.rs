@@ -101,7 +101,13 @@ fn every_type_is_there_from_the_first_pass() {
     let status = status(&input, &Memory::new(at(0))).status;
     let types: Vec<&str> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
     assert_eq!(types, POOL_TYPES.iter().map(|type_| type_.as_str()).collect::<Vec<_>>());
-    check("no pods", &status, ConditionType::Ready, ("Unknown", "NoPods"), &["kubectl get pods -l app=qwen"]);
+    check(
+        "no pods",
+        &status,
+        ConditionType::Ready,
+        ("Unknown", "NoPods"),
+        &["kubectl get pods -n models -l app=qwen"],
+    );
     assert!(status.conditions.iter().all(|condition| condition.observed_generation == Some(3)));
 }
 
@@ -150,8 +156,8 @@ fn half_a_pair_serves_nothing_and_degrades_what_mixed_pods_serve() {
     let (p, d, m) = (("p", "prefill", true), ("d", "decode", true), ("m", "mixed", true));
     let (serving, fine) = (("True", "Serving"), ("False", "AsExpected"));
     told("both", &[p, d], serving, fine, &[]);
-    let none =
-        ["No pod has the role decode", "nothing is served", "kubectl get pods -l app=qwen,role=decode"];
+    let look = "kubectl get pods -n models -l app=qwen,role=decode";
+    let none = ["No pod has the role decode", "nothing is served", look];
     told("no decode", &[p], ("False", "NoDecodeReady"), fine, &none);
     let late = ["No pod of the role decode is ready: d", "nothing is served"];
     told("not ready yet", &[p, ("d", "decode", false)], ("False", "NoDecodeReady"), fine, &late);

@@ -6,7 +6,7 @@
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use kvrouter_crds::InferencePool;
-use kvrouter_crds::conditions::{Reason, WorkloadState, names};
+use kvrouter_crds::conditions::{Finding, Reason, WorkloadState, names};
 use kvrouter_crds::config::{DEFAULT_SUBJECT_PREFIX, EventTransport};
 use kvrouter_crds::pool::{InferencePoolSpec, SecretKeyRef, WorkloadRef};
 
@@ -317,6 +317,20 @@ pub fn selector_text(spec: &InferencePoolSpec) -> String {
     let pairs: Vec<String> =
         spec.selector.match_labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     pairs.join(",")
+}
+
+/// The command that lists pods of the pool that carry `labels`.
+pub fn get_pods(pool: &InferencePool, labels: &str) -> String {
+    format!("kubectl get pods -n {} -l {labels}", pool.metadata.namespace.as_deref().unwrap_or_default())
+}
+
+/// What is said of a pool whose selector matches nothing.
+pub fn no_pods(pool: &InferencePool) -> Finding {
+    let message = format!(
+        "No pod carries the labels of spec.selector; check with: {}",
+        get_pods(pool, &selector_text(&pool.spec))
+    );
+    Finding::unknown(Reason::NoPods, message)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use kvrouter_crds::conditions::{ConditionType, Finding, ROUTER_TYPES, Reason, na
 use kvrouter_crds::router::KvRouterStatus;
 use kvrouter_crds::{InferencePool, KvRouter};
 
-use super::build::{Desired, selector};
+use super::build::{Desired, ROUTER_LABEL, selector};
 use super::observe::Observed;
 use super::pod::TENANCY_VOLUME;
 use super::trouble::{Trouble, trouble};
@@ -147,7 +147,8 @@ fn is_of_router(trouble: &Trouble, router: &KvRouter) -> bool {
 }
 
 fn sentence(trouble: &Trouble, router: &KvRouter) -> String {
-    let next = match trouble.reason {
+    let (pod, namespace) = (&trouble.pod, router.metadata.namespace.as_deref().unwrap_or_default());
+    let next: &str = match trouble.reason {
         Reason::SecretNotFound if is_of_router(trouble, router) => {
             "create the Secret with that key, or correct spec.tenancy.saltSecretRef of the KvRouter"
         }
@@ -155,16 +156,15 @@ fn sentence(trouble: &Trouble, router: &KvRouter) -> String {
         Reason::ConfigMapNotFound => "create the ConfigMap, or correct its name in the pool",
         Reason::ClaimNotFound => "create the claim, or correct its name in the pool",
         Reason::ImagePullFailed => "correct the image or its pull secrets",
-        Reason::CrashLooping => "look at its log: kubectl logs --previous",
+        Reason::CrashLooping => &format!("look at its log: kubectl logs -n {namespace} {pod} --previous"),
         Reason::Unschedulable => "add nodes, or lower spec.resources and spec.scheduling",
-        Reason::MountFailed => "see the pod's events: kubectl describe pod",
-        _ => "correct what the kubelet complains about",
+        Reason::MountFailed => &format!("see the pod's events: kubectl describe pod -n {namespace} {pod}"),
+        _ => &format!(
+            "correct the field of the KvRouter that it is about, most often spec.image or spec.resources; see kubectl \
+             describe pod -n {namespace} {pod}"
+        ),
     };
-    format!(
-        "Pod {} does not run: {}; {next}.",
-        trouble.pod,
-        trouble.message.trim_end_matches(['.', ';', ' '])
-    )
+    format!("Pod {pod} does not run: {}; {next}.", trouble.message.trim_end_matches(['.', ';', ' ']))
 }
 
 fn condition_of<'a>(deployment: &'a Deployment, type_: &str) -> Option<&'a DeploymentCondition> {
@@ -216,8 +216,10 @@ fn progressing(input: &Input<'_>, troubles: &[Trouble]) -> Seen {
     }) {
         let message = format!(
             "{updated} of {wanted} router pods are of the newest revision and {available} available, and nothing has \
-             moved for {} minutes.{why} Look at the newest pod: kubectl describe pod.",
-            deployment.spec.as_ref().and_then(|spec| spec.progress_deadline_seconds).unwrap_or(600) / 60
+             moved for {} minutes.{why} Look at the newest pod: kubectl describe pod -n {} -l {ROUTER_LABEL}={}",
+            deployment.spec.as_ref().and_then(|spec| spec.progress_deadline_seconds).unwrap_or(600) / 60,
+            input.router.metadata.namespace.as_deref().unwrap_or_default(),
+            input.router.metadata.name.as_deref().unwrap_or_default()
         );
         return certain(Finding::fails(Reason::ProgressDeadlineExceeded, message));
     }

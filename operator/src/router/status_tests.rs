@@ -367,7 +367,7 @@ fn a_crash_tells_the_routers_last_words() {
         "crash",
         ConditionType::RouterAvailable,
         ("False", "CrashLooping"),
-        &["thread panicked", "--previous"],
+        &["thread panicked", "kubectl logs -n models chat-1 --previous"],
     );
     crash.check("no refusal", ConditionType::ConfigApplied, ("False", "RolloutPending"), &[]);
     let refused = World::new().down(ended(2, "config.yaml:3: blockSize: too large"));

@@ -100,6 +100,19 @@ async fn an_edit_by_hand_is_undone() {
     world.stays_quiet("others' annotations").await;
     let service = world.get("Service", "chat-router").await.expect("there");
     assert_eq!(service["metadata"]["annotations"]["cloud.example/lb"], "a");
+    // So does a variable, also when the operator changes the template.
+    let by_hand = ["set", "env", "-n", &world.namespace, "deployment/chat-router", "RUST_LOG=debug"];
+    world.plane.kubectl_ok(&by_hand, None);
+    world.stays_quiet("others' variables").await;
+    world.edit("KvRouter", "chat", json!({"spec": {"image": "example/kv-router:2"}})).await;
+    let container = |it: &Value| it["spec"]["template"]["spec"]["containers"][0].clone();
+    let changed = |it: &Value| container(it)["image"] == "example/kv-router:2";
+    world.becomes("the image", "Deployment", "chat-router", changed).await;
+    let deployment = world.get("Deployment", "chat-router").await.expect("there");
+    let variables = container(&deployment)["env"].clone();
+    let names: Vec<&str> =
+        variables.as_array().expect("a list").iter().filter_map(|it| it["name"].as_str()).collect();
+    assert!(names.contains(&"RUST_LOG") && names.contains(&"KVROUTER_LOG_JSON"), "{names:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

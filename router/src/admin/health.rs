@@ -16,7 +16,7 @@ use kvrouter_crds::health::{
 use crate::fleet::{Excluded, Exclusion, Member, Needs, ReadyReason, TargetState, Worker, pages, rendering};
 use crate::pool::Pool;
 use crate::prompt::Refusal;
-use crate::proxy::pd;
+use crate::proxy::{errors, pd};
 
 /// The report as of now.
 pub fn report(pool: &Pool) -> HealthReport {
@@ -283,7 +283,8 @@ fn of_the_pool(pool: &Pool, fleet: &[Arc<Worker>], excluded: &Excluded) -> Vec<(
             Severity::LiveSettings,
             "prompt_cache_off",
             format!(
-                "Prefixes of prompts are not kept ({reason}), so every prompt is tokenised from its beginning; give limits.promptCacheBytes room, or another release of the tokenizer."
+                "Prefixes of prompts are not kept ({reason}), so every prompt is tokenised from its beginning; give limits.promptCacheBytes room ({}), or take another release of the tokenizer.",
+                errors::IN_FILE
             ),
         );
     }

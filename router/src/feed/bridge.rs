@@ -166,9 +166,12 @@ struct Publish {
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let flags = &settings.flags;
-    let listener = TcpListener::bind(flags.listen_metrics)
-        .await
-        .with_context(|| format!("failed to listen on {} (--listen-metrics)", flags.listen_metrics))?;
+    let listener = TcpListener::bind(flags.listen_metrics).await.with_context(|| {
+        format!(
+            "failed to listen on {} (end what has this port, or give another one with --listen-metrics)",
+            flags.listen_metrics
+        )
+    })?;
     let client = nats::connect(&flags.nats_url, flags.nats_credentials.as_deref(), |_| {}).await?;
     let registry = Registry::new();
     let options = Opts::new("kvrouter_bridge_messages_total", "Messages by what became of them.");

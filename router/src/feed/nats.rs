@@ -61,7 +61,12 @@ pub async fn connect(
         let text = tokio::fs::read_to_string(path)
             .await
             .with_context(|| format!("failed to read credentials {}", path.display()))?;
-        options = options.credentials(&text).context("credentials are unreadable")?;
+        options = options.credentials(&text).with_context(|| {
+            format!(
+                "credentials {} are unreadable (write them anew, as `nsc generate creds` prints them)",
+                path.display()
+            )
+        })?;
     }
     options.connect(url).await.with_context(|| format!("failed to set up the connection to {url}"))
 }

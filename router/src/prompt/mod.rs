@@ -165,7 +165,7 @@ impl Refusal {
                 "the model has no chat template; put chat_template.jinja into the folder of model.tokenizer.path",
             ),
             Self::Unrenderable => Some(
-                "the chat template failed on them, or they ask for what only the engine can do; try one with `kv-router tokenize`, or run with RUST_LOG=kv_router::prompt=debug to see why",
+                "the chat template failed on them, or they ask for what only the engine can do; try one with `kv-router tokenize`, or run with RUST_LOG=info,kv_router::prompt=debug to see why (of a KvRouter: kubectl set env deployment/NAME-router RUST_LOG=…)",
             ),
             Self::Family(_) => Some(
                 "engines encode chats of this model by code of their own, which the router does not have; their hits are not seen, and nothing needs to be mended",

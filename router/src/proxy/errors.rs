@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 
 use super::pd::division::Indivisible;
 
+/// Where a limit is set that a message says to raise.
+pub const IN_FILE: &str = "in the router's file of start settings; a KvRouter has no field for it yet";
+
 /// Why a request was not served.
 #[derive(Debug)]
 pub enum ClientError {
@@ -81,8 +84,14 @@ pub enum ClientError {
         /// The header.
         header: HeaderName,
     },
-    /// What is cached of the request could not be kept apart from other tenants'.
+    /// What is cached of the request could not be kept apart from other tenants':
+    /// no engine takes a salt there.
     NotApart {
+        /// Where it was sent.
+        path: String,
+    },
+    /// The same: engines may take a salt there, but these are not known to.
+    NotKnownApart {
         /// Where it was sent.
         path: String,
     },
@@ -141,7 +150,7 @@ impl ClientError {
             Self::BodyUnreadable | Self::BadPath | Self::BadSession => StatusCode::BAD_REQUEST,
             Self::Indivisible { .. } => StatusCode::BAD_REQUEST,
             Self::TooManyPrompts { .. } | Self::SaltNotText => StatusCode::BAD_REQUEST,
-            Self::NamesBlocks { .. } => StatusCode::BAD_REQUEST,
+            Self::NamesBlocks { .. } | Self::NotKnownApart { .. } => StatusCode::BAD_REQUEST,
             Self::LongRefusal { status } => *status,
             Self::BadTenant { .. } | Self::NoTenant { .. } | Self::NotApart { .. } => StatusCode::BAD_REQUEST,
             Self::Overloaded | Self::MakerOverloaded => StatusCode::TOO_MANY_REQUESTS,
@@ -176,7 +185,7 @@ impl ClientError {
             Self::TooManyPrompts { .. } => "too_many_prompts",
             Self::BadTenant { .. } => "invalid_tenant",
             Self::NoTenant { .. } => "tenant_missing",
-            Self::NotApart { .. } => "not_kept_apart",
+            Self::NotApart { .. } | Self::NotKnownApart { .. } => "not_kept_apart",
             Self::SaltNotText => "invalid_cache_salt",
             Self::NamesBlocks { .. } => "not_kept_apart",
             Self::LongRefusal { .. } => "engine_refused",
@@ -206,7 +215,7 @@ impl ClientError {
             ),
             Self::BodyTooLarge { limit } => {
                 format!(
-                    "The body is larger than {limit} bytes. Send a smaller one, or raise limits.requestBodyBytes."
+                    "The body is larger than {limit} bytes. Send a smaller one, or raise limits.requestBodyBytes ({IN_FILE})."
                 )
             }
             Self::BodyUnreadable => "The body ended early or is badly framed. Send it again.".to_owned(),
@@ -227,7 +236,7 @@ impl ClientError {
                 "The header X-Session-ID must be sent once, with 1 to 1024 visible ASCII bytes.".to_owned()
             }
             Self::TooManyPrompts { found, limit } => format!(
-                "The body has {found} prompts, and {limit} are allowed. Send fewer in one request, or raise limits.promptsPerRequest."
+                "The body has {found} prompts, and {limit} are allowed. Send fewer in one request, or raise limits.promptsPerRequest ({IN_FILE})."
             ),
             Self::BadTenant { header } => {
                 format!("The header {header} must be sent once, with 1 to 1024 bytes.")
@@ -236,7 +245,10 @@ impl ClientError {
                 "The request names no tenant. Send the header {header}, or set tenancy.withoutHeader to Share."
             ),
             Self::NotApart { path } => format!(
-                "The engine takes no cache salt at {path}, so what it caches of this request could be found by other tenants. Use /v1/chat/completions, /v1/completions or /v1/responses."
+                "No engine takes a cache salt at {path}, so what it caches of this request could be found by other tenants. Use /v1/chat/completions, /v1/completions or /v1/responses."
+            ),
+            Self::NotKnownApart { path } => format!(
+                "No engine of this pool is known to take a cache salt at {path}, so what it caches of this request could be found by other tenants. Use a path at which they do: docs/tenancy.md says which release of which engine takes one where."
             ),
             Self::SaltNotText => {
                 "The field `cache_salt` is not a string. Send one string, or leave it out.".to_owned()
@@ -266,15 +278,14 @@ impl ClientError {
             Self::UnequalPages { worker, page } => format!(
                 "No prefill and decode workers with equal pages are ready: worker {worker} has a page of {page} tokens, which is not the pool's. Start the engines of both roles with one page, or set pageSizePolicy to Report."
             ),
-            Self::WaitingOverloaded => {
-                "No worker is ready, and as many requests wait for one as may. Try again later, or raise limits.noWorkerWaitRequests."
-                    .to_owned()
-            }
+            Self::WaitingOverloaded => format!(
+                "No worker is ready, and as many requests wait for one as may. Try again later, or raise limits.noWorkerWaitRequests ({IN_FILE})."
+            ),
             Self::WorkerFailed { worker, reason } => format!(
                 "Worker {worker} failed before its first byte ({reason}), and no other one could take over. Try again."
             ),
             Self::FirstByteTimeout { worker, limit } => format!(
-                "Worker {worker} sent nothing for {} s. Try again, or raise limits.firstByteTimeoutSeconds.",
+                "Worker {worker} sent nothing for {} s. Try again, or raise limits.firstByteTimeoutSeconds ({IN_FILE}).",
                 limit.as_secs()
             ),
             Self::RouterExhausted => {
@@ -313,6 +324,20 @@ impl IntoResponse for ClientError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_that_a_router_of_the_operator_cannot_raise_says_so() {
+        let errors = [
+            ClientError::BodyTooLarge { limit: 1 },
+            ClientError::TooManyPrompts { found: 2, limit: 1 },
+            ClientError::WaitingOverloaded,
+            ClientError::FirstByteTimeout { worker: WorkerId::new("a:1"), limit: Duration::from_secs(1) },
+        ];
+        for error in errors {
+            let message = error.message();
+            assert!(message.contains("limits.") && message.contains(IN_FILE), "{message}");
+        }
+    }
 
     #[test]
     fn errors_that_pass_say_when_to_come_back() {

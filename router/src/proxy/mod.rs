@@ -352,7 +352,7 @@ fn kept_apart_by_nobody(app: &App, inbound: &Inbound) -> Option<ClientError> {
     let needs = Needs { adapter: None, ..inbound.ask.needs() };
     let may = |worker: &Arc<Worker>| !worker.is_ready() || worker.serves(needs);
     let nobody = !workers.is_empty() && !workers.iter().any(may);
-    nobody.then(|| ClientError::NotApart { path: inbound.path.path().to_owned() })
+    nobody.then(|| ClientError::NotKnownApart { path: inbound.path.path().to_owned() })
 }
 
 fn has_mixed(app: &App) -> bool {
@@ -533,7 +533,7 @@ impl Inbound {
         match &self.salting {
             // It was picked because it did, and may have become another one.
             Some(_) if !worker.serves(self.ask.needs()) => {
-                Err(ClientError::NotApart { path: self.path.path().to_owned() })
+                Err(ClientError::NotKnownApart { path: self.path.path().to_owned() })
             }
             _ => Ok(()),
         }

@@ -74,7 +74,7 @@ pub struct Writer {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The folder or a file in it cannot be used.
-    #[error("failed to use {} for receipts", path.display())]
+    #[error("failed to use {} for receipts (receiptFiles.directory must be a folder that the router may write)", path.display())]
     Use {
         /// The folder or file.
         path: PathBuf,
@@ -262,7 +262,10 @@ impl Work {
                 self.counts.lost.fetch_add(ready.len() as u64, Ordering::Relaxed);
                 if !std::mem::replace(&mut self.failing, true) {
                     let error = crate::chain(&error);
-                    tracing::error!(target: "kv_router", error = %error, "receipts are not written");
+                    tracing::error!(
+                        target: "kv_router", folder = %self.folder.directory.display(), error = %error,
+                        "receipts are not written; look at the room and the rights there"
+                    );
                 }
             }
         }

@@ -171,9 +171,15 @@ async fn a_request_that_cannot_be_kept_apart_goes_nowhere() {
         (CHAT, &[""], &body, "invalid_tenant", "1 to 1024 bytes"),
         (CHAT, &[&long_name], &body, "invalid_tenant", "1 to 1024 bytes"),
         (CHAT, &["a"], &bad_salt, "invalid_cache_salt", "one string"),
-        ("/v1/embeddings", &["a"], &body, "not_kept_apart", "/v1/embeddings"),
+        ("/v1/embeddings", &["a"], &body, "not_kept_apart", "at /v1/embeddings, so"),
         ("/v1/chat/completions/", &["a"], &body, "not_kept_apart", "/v1/chat/completions/"),
-        ("/generate", &["a"], &body, "not_kept_apart", "/generate"),
+        (
+            "/generate",
+            &["a"],
+            &body,
+            "not_kept_apart",
+            "of this pool is known to take a cache salt at /generate",
+        ),
     ];
     for (path, tenants, body, code, hint) in cases {
         let request_id = unique();
@@ -224,6 +230,12 @@ async fn an_engine_that_may_not_hear_a_salt_gets_no_prompt() {
         let (status, text, _) = ask(&router, path, Some("a"), &body).await;
         assert_eq!(status, expected, "{owner} {path}: {text}");
         assert_eq!(text.contains("not_kept_apart"), expected == 400, "{owner} {path}: {text}");
+        // The path may be right, and the engines are not.
+        assert_eq!(
+            text.contains("No engine of this pool is known"),
+            expected == 400,
+            "{owner} {path}: {text}"
+        );
         assert_eq!(sent.load(Ordering::Relaxed), usize::from(expected == 200), "{owner} {path}");
         router.is_idle().await;
     }
