@@ -254,50 +254,57 @@ async fn routers_forget_each_other_while_the_broker_is_away() {
     knows(&pair[1], 1, 1).await;
 }
 
-/// What a router publishes is what the document says, once for every change; garbage and words
-/// of strangers are counted with their reason and change nothing.
+// A message about one target: 94 01 c4 10, a domain of 16 bytes, cf, a number of 8, 91 96, the
+// worker's length and name, its rank, and what is booked.
+const VERSION: usize = 1;
+const DOMAIN: usize = 4;
+const REPLICA: usize = 21;
+const NAME: usize = 32;
+
+/// The first message of `router`, which is about one request at `engine`.
+async fn first_message(spy: &Client, router: &Router, engine: &EngineSim) -> Vec<u8> {
+    let mut heard = spy.subscribe(SUBJECT).await.unwrap();
+    spy.flush().await.unwrap();
+    fault(engine, json!({"stall_ms": 60_000})).await;
+    let _under_way = under_way(router, 1);
+    let real = heard.next().await.unwrap().payload.to_vec();
+    let worker = id(engine);
+    assert_eq!(real[REPLICA - 1], 0xcf, "a smaller number is drawn once in four billion starts: {real:?}");
+    assert_eq!(&real[NAME..NAME + worker.len()], worker.as_bytes());
+    assert_eq!((real[NAME + worker.len()], real.last()), (0, Some(&1)), "{real:?}");
+    real
+}
+
+/// Garbage and words of strangers are counted with their reason and change nothing.
 #[tokio::test]
 async fn loads_that_are_not_understood_are_counted_and_ignored() {
     let broker = Broker::start().await;
     let engines = [engine(|_| {}).await];
     let mut router = routers(1, &engines, &broker).await.remove(0);
     let spy = async_nats::connect(broker.url()).await.unwrap();
-    let mut heard = spy.subscribe(SUBJECT).await.unwrap();
-    spy.flush().await.unwrap();
-    fault(&engines[0], json!({"stall_ms": 60_000})).await;
-    let _under_way = under_way(&router, 1);
-    let real = heard.next().await.unwrap().payload;
-    let counted = async |result: &str| router.metric("kvrouter_load_messages_total", result).await;
-    let tell = async |payloads: &[Vec<u8>]| {
-        for payload in payloads {
-            publish(&spy, payload.clone()).await;
-        }
-    };
     // Another router says the same; only its number differs.
+    let mut another = first_message(&spy, &router, &engines[0]).await;
+    another[REPLICA] ^= 1;
     let with = |at: usize, byte: u8| {
-        let mut bytes = real.to_vec();
+        let mut bytes = another.clone();
         bytes[at] = byte;
         bytes
     };
-    // 94 01 c4 10, a domain of 16 bytes, cf, a number of 8, 91 96, the worker's length and
-    // name, its rank, and what is booked, of which the last is one request.
-    let (version, domain, replica, name, worker) = (1, 4, 21, 32, id(&engines[0]));
-    assert_eq!(real[20], 0xcf, "a smaller number is drawn once in four billion starts: {real:?}");
-    assert_eq!(&real[name..name + worker.len()], worker.as_bytes());
-    assert_eq!((real[name + worker.len()], real.last()), (0, Some(&1)), "{real:?}");
-    let another = with(replica, !real[replica]);
-    let stranger = |at: usize| {
-        let mut bytes = another.clone();
-        bytes[at] ^= 1;
-        bytes
+    let other = |at: usize| with(at, another[at] ^ 1);
+    let tell = async |payloads: &[Vec<u8>]| {
+        for payload in payloads {
+            spy.publish(SUBJECT, payload.clone().into()).await.unwrap();
+        }
+        spy.flush().await.unwrap();
     };
-    publish(&spy, another.clone()).await;
+    tell(&[with(VERSION, 1)]).await;
     knows(&router, 1, 1).await;
-    tell(&[stranger(domain), stranger(domain + 15)]).await;
-    tell(&[stranger(name), with(version, 2), b"\xc1".to_vec(), Vec::new(), b"{}".to_vec()]).await;
-    tell(&[vec![0xdd, 0xff, 0xff, 0xff, 0xff], vec![0xff; 5000]]).await;
+    tell(&[other(DOMAIN), other(DOMAIN + 15), other(NAME), with(VERSION, 2)]).await;
+    tell(&[b"\xc1".to_vec(), Vec::new(), b"{}".to_vec(), vec![0xff; 5000]]).await;
+    tell(&[vec![0xdd, 0xff, 0xff, 0xff, 0xff]]).await;
     let cut: Vec<Vec<u8>> = (1..another.len()).map(|end| another[..end].to_vec()).collect();
     tell(&cut).await;
+    let counted = async |result: &str| router.metric("kvrouter_load_messages_total", result).await;
     let expected = [
         ("\"other_domain\"", 2.0),
         ("\"unknown_target\"", 1.0),
@@ -316,20 +323,10 @@ async fn loads_that_are_not_understood_are_counted_and_ignored() {
     for (result, count) in expected {
         assert_eq!(counted(result).await, count, "{result}");
     }
-    // More routers than anybody has: those that are known stay known.
-    let many = (0..200).map(|number| {
-        let mut bytes = another.clone();
-        bytes[replica + 7] = number;
-        bytes
-    });
-    tell(&many.collect::<Vec<_>>()).await;
+    // More routers than anybody has.
+    tell(&(0..200).map(|number| with(REPLICA + 7, number)).collect::<Vec<_>>()).await;
     until("there are too many", async || (counted("\"too_many_replicas\"").await > 100.0).then_some(()))
         .await;
     assert_eq!(router.metric("kvrouter_replicas_heard", "").await, 64.0);
     assert!(router.process.is_running(), "{}", router.process.output());
-}
-
-async fn publish(spy: &Client, payload: Vec<u8>) {
-    spy.publish(SUBJECT, payload.into()).await.unwrap();
-    spy.flush().await.unwrap();
 }
