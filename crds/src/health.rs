@@ -1,7 +1,7 @@
 //! The router's health report: JSON at `/health/report`.
 //!
-//! No prompts, no hashes, no counters that move with traffic alone. Every
-//! problem carries a stable reason and a sentence that ends with the next step.
+//! No prompts, no hashes, and no counters that move with traffic alone, but for the
+//! replicas that were heard. Every problem carries a stable reason and a sentence that ends with the next step.
 
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +68,10 @@ pub struct EventsHealth {
     pub transport: String,
     /// Whether the broker is connected; always true without one.
     pub connected: bool,
+    /// Other routers of the pool that told of their load in the last seconds, those
+    /// without load not among them; absent without a broker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas_heard: Option<u64>,
 }
 
 /// Workers that can share requests by one protocol.

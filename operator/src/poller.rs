@@ -187,10 +187,11 @@ impl Reports {
 }
 
 /// Whether two reports say the same of everything that conditions are made of:
-/// message numbers move with traffic.
+/// message numbers, and the replicas that are heard, move with traffic.
 fn is_same(old: &HealthReport, new: &HealthReport) -> bool {
     let still = |report: &HealthReport| {
         let mut report = report.clone();
+        report.events.replicas_heard = None;
         report.workers.iter_mut().flat_map(|worker| &mut worker.targets).for_each(|target| target.seq = 0);
         report
     };

@@ -41,6 +41,8 @@ pub struct Metrics {
     pub failures: IntCounterVec,
     /// Event messages, by what became of them.
     pub events: IntCounterVec,
+    /// Messages about load between routers, by direction and by what became of them.
+    pub loads: IntCounterVec,
     /// Views fetched anew, by reason.
     pub resyncs: IntCounterVec,
     /// What sessions had to say about picks.
@@ -94,6 +96,7 @@ struct Gauges {
     tokenize_share: GaugeVec,
     prediction_share: GaugeVec,
     prediction_drift: IntGaugeVec,
+    replicas_heard: IntGaugeVec,
     pool: IntGaugeVec,
     receipt_lines: IntGaugeVec,
 }
@@ -173,6 +176,11 @@ impl Metrics {
             refusals: counters("prompt_refusals_total", "Prompts not tokenised.", &["endpoint", "reason"])?,
             failures: counters("attempt_failures_total", "Attempts that failed, by reason.", &["reason"])?,
             events: counters("event_messages_total", "Event messages, by what became of them.", &["result"])?,
+            loads: counters(
+                "load_messages_total",
+                "Messages about load between routers, by what became of them.",
+                &["direction", "result"],
+            )?,
             resyncs: counters("view_resyncs_total", "Views fetched anew, by reason.", &["reason"])?,
             sessions: counters("session_picks_total", "What sessions had to say about picks.", &["result"])?,
             shadow_picks: counters(
@@ -293,6 +301,11 @@ impl Gauges {
                 "1 while most predictions of a view do not come true.",
                 &["target", "direction", "cause"],
             )?,
+            replicas_heard: gauges(
+                "replicas_heard",
+                "Other routers of the pool that told of their load lately.",
+                &[],
+            )?,
             pool: gauges("pool", "Sizes of the pool's tables.", &["table"])?,
             receipt_lines: gauges(
                 "receipt_lines",
@@ -364,6 +377,9 @@ impl Gauges {
         let set = |gauges: &IntGaugeVec, labels: &[&str], value: u64| {
             gauges.with_label_values(labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
+        if let Some(replicas) = pool.replicas_heard() {
+            set(&self.replicas_heard, &[], replicas);
+        }
         set(&self.pool, &["index_blocks"], pool.index.unique_blocks() as u64);
         set(&self.pool, &["index_bytes"], pool.index.heap_bytes() as u64);
         set(&self.pool, &["index_slots"], pool.index.slots_in_use() as u64);

@@ -15,8 +15,9 @@ use kvrouter_core::index::Index;
 use kvrouter_core::policy::history::History;
 use kvrouter_core::policy::leases::Ledger;
 use kvrouter_core::receipts::elsewhere::Beginnings;
+use kvrouter_core::replicas::Heard;
 use kvrouter_core::scratch::Scratches;
-use kvrouter_crds::config::{DiscoveryBackend, Engine};
+use kvrouter_crds::config::{DiscoveryBackend, Engine, EventTransport};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, watch};
 
@@ -52,6 +53,8 @@ pub struct Pool {
     pub history: Mutex<History>,
     /// Select and book.
     pub ledger: Ledger,
+    /// Which other routers of the pool were heard of.
+    pub heard: Mutex<Heard>,
     /// Memory that picks use again.
     pub scratches: Scratches,
     /// The workers.
@@ -181,6 +184,7 @@ impl Pool {
             index,
             history: Mutex::default(),
             ledger: Ledger::default(),
+            heard: Mutex::default(),
             scratches: Scratches::default(),
             fleet,
             receipts: Receipts::new(capacity),
@@ -214,6 +218,13 @@ impl Pool {
             true => Awaited::of("draining"),
             false => *self.awaited.lock(),
         }
+    }
+
+    /// How many other routers told of their load lately; `None` where routers cannot.
+    /// Those without load are silent.
+    pub fn replicas_heard(&self) -> Option<u64> {
+        let shares = self.config.file.kv_events.transport == EventTransport::NATS;
+        shares.then(|| self.heard.lock().count(self.clock.now()) as u64)
     }
 
     /// The engine family whose rendering prompts follow: the configured one,

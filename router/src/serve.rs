@@ -9,6 +9,7 @@ use anyhow::Context;
 use kvrouter_crds::config::EventTransport;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::ServeConfig;
@@ -26,6 +27,8 @@ const WARM_LIMIT: Duration = Duration::from_secs(60);
 const BROKER_LIMIT: Duration = Duration::from_secs(10);
 /// How long the last receipts may take to their file after the last answer.
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
+/// How long the last words to other routers may take: they forget in a few seconds anyway.
+const LAST_LOADS: Duration = Duration::from_secs(1);
 /// How often readiness looks at views, and parity at pages.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -42,7 +45,8 @@ pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     let metrics = bind(ports.metrics, "listen.metrics").await?;
     let admin = bind(ports.admin, "listen.admin").await?;
     announce(&pool, &http, &metrics, &admin)?;
-    start_tasks(&pool, &upstream).await?;
+    let leaving = CancellationToken::new();
+    let nats = start_tasks(&pool, &upstream, &leaving).await?;
 
     let stop = CancellationToken::new();
     let app = App::new(Arc::clone(&pool), upstream);
@@ -66,6 +70,11 @@ pub async fn run(config: ServeConfig) -> anyhow::Result<()> {
     match drained {
         Ok(_) => tracing::info!(target: "kv_router", "drained"),
         Err(_) => tracing::warn!(target: "kv_router", "stopped with answers still open"),
+    }
+    leaving.cancel();
+    if let Some(nats) = nats {
+        // Without these words others wait until they forget.
+        let _ = tokio::time::timeout(LAST_LOADS, nats).await;
     }
     if let Some(receipts) = receipts {
         let last = tokio::task::spawn_blocking(move || receipts.finish());
@@ -99,7 +108,13 @@ fn announce(
     Ok(())
 }
 
-async fn start_tasks(pool: &Arc<Pool>, upstream: &Upstream) -> anyhow::Result<()> {
+/// The task that talks to the broker, where there is one, ends with `leaving`; the
+/// others with the process.
+async fn start_tasks(
+    pool: &Arc<Pool>,
+    upstream: &Upstream,
+    leaving: &CancellationToken,
+) -> anyhow::Result<Option<JoinHandle<()>>> {
     for worker in pool.fleet.workers().iter() {
         fleet::start(pool, upstream, worker);
     }
@@ -113,13 +128,12 @@ async fn start_tasks(pool: &Arc<Pool>, upstream: &Upstream) -> anyhow::Result<()
         let follow = fleet::kubernetes::follow_pods;
         tokio::spawn(follow(Arc::clone(pool), upstream.clone(), client, discovery));
     }
-    if pool.config.file.kv_events.transport == EventTransport::NATS {
-        tokio::spawn(feed::nats::follow(Arc::clone(pool)));
-    }
+    let uses_broker = pool.config.file.kv_events.transport == EventTransport::NATS;
+    let nats = uses_broker.then(|| tokio::spawn(feed::nats::follow(Arc::clone(pool), leaving.clone())));
     tokio::spawn(become_ready(Arc::clone(pool)));
     tokio::spawn(review_pages(Arc::clone(pool)));
     tokio::spawn(live::watch_file(Arc::clone(pool)));
-    Ok(())
+    Ok(nats)
 }
 
 /// Latches readiness: the settings and the workers are known, and every worker

@@ -3,7 +3,8 @@
 //! A system prompt of 16 blocks is on every worker, a session's prefix on four,
 //! and two requests per worker are in flight, as in the comparison with peers.
 //! `--bench decision WORKERS` makes decisions on so many workers for some seconds, for a
-//! profiler; `WORKERS x2` makes them on two threads at once. Medians of one process on
+//! profiler; `WORKERS x2` makes them on two threads at once. With `heard` among the
+//! arguments, 15 other routers have booked something on every worker. Medians of one process on
 //! whatever else runs here.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
@@ -22,7 +23,8 @@ use kvrouter_core::ids::{Epoch, Role, Target, WorkerId};
 use kvrouter_core::index::{Holdings, Index};
 use kvrouter_core::policy::leases::{Lease, Ledger};
 use kvrouter_core::policy::lineup::{Entrant, Lineup, Standing};
-use kvrouter_core::policy::{PickRequest, Settings};
+use kvrouter_core::policy::outside::ReplicaId;
+use kvrouter_core::policy::{Load, PickRequest, Settings};
 use kvrouter_core::receipts::{Draft, Ring};
 use kvrouter_core::scratch::{Scratch, Scratches};
 use kvrouter_core::trust::{Freshness, SharedTrust};
@@ -47,9 +49,10 @@ struct World {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let others = if arguments.iter().any(|argument| argument == "heard") { 15 } else { 0 };
     let workers = arguments.iter().find_map(|argument| argument.parse().ok());
     if let Some(workers) = workers {
-        let world = World::new(workers);
+        let world = World::new(workers).heard(others);
         match arguments.iter().any(|argument| argument == "x2") {
             true => println!("{:.0} ns a decision", world.two_threads(Duration::from_secs(1))),
             false => world.decide_for(Duration::from_secs(5)),
@@ -58,7 +61,7 @@ fn main() {
     }
     println!("decision, {BLOCKS} blocks, ns: {}; each of two threads", STEPS.join(", "));
     for workers in [8, 64, 512] {
-        let world = World::new(workers);
+        let world = World::new(workers).heard(others);
         let mut leases = VecDeque::new();
         let mut decide = || world.decide(0, &mut leases, 2 * workers);
         (0..4 * workers).for_each(|_| _ = decide());
@@ -119,6 +122,15 @@ impl World {
             prompts,
             made: AtomicUsize::new(0),
         }
+    }
+
+    /// So many other routers have the same booked on every worker.
+    fn heard(self, others: u64) -> Self {
+        let load = Load { active_blocks: 10, queued: Tokens(0), context: Tokens(160), requests: 1 };
+        for entrant in self.lineup.entrants() {
+            (0..others).for_each(|id| entrant.account.replica_booked(Tick(0), ReplicaId(id), load));
+        }
+        self
     }
 
     fn decide_for(&self, time: Duration) {

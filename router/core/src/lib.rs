@@ -9,8 +9,8 @@
 //! Read the modules in the order in which a request passes through them:
 //! [`blocks`], [`index`], [`gather`], [`policy`], [`receipts`]; and an engine's events:
 //! [`events`], [`trust`], [`index`]; [`reconcile`] compares what was predicted with
-//! what engines found. [`replay`] repeats decisions offline, [`json`]
-//! writes and reads what both leave behind.
+//! what engines found. [`replicas`] is what routers tell each other. [`replay`]
+//! repeats decisions offline, [`json`] writes and reads what both leave behind.
 
 pub mod blocks;
 pub mod brief;
@@ -23,6 +23,7 @@ pub mod policy;
 pub mod receipts;
 pub mod reconcile;
 pub mod replay;
+pub mod replicas;
 pub mod scratch;
 pub mod trust;
 pub mod units;

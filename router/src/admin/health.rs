@@ -43,6 +43,7 @@ pub fn report(pool: &Pool) -> HealthReport {
         events: EventsHealth {
             transport: transport.label().to_owned(),
             connected: pool.broker_connected.load(Ordering::Relaxed),
+            replicas_heard: pool.replicas_heard(),
         },
         tokenizer: TokenizerHealth {
             ready: pool.tokenizer_failure.is_none(),

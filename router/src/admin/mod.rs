@@ -19,6 +19,8 @@ use http::{HeaderMap, Method, StatusCode, header};
 use kvrouter_core::blocks::NamespaceId;
 use kvrouter_core::ids::Role;
 use kvrouter_core::json::canonical_json;
+use kvrouter_core::policy::Load;
+use kvrouter_core::policy::leases::Account;
 use kvrouter_core::receipts::Receipt;
 use kvrouter_core::receipts::chain::Head;
 use kvrouter_core::receipts::ring::Entry;
@@ -132,16 +134,17 @@ async fn cache_view(State(pool): State<Arc<Pool>>, Path(worker): Path<String>) -
     .into_response()
 }
 
+/// Loads by target: booked by this router, and by others of the pool.
 async fn workers(State(pool): State<Arc<Pool>>) -> Response {
     let report = health::report(&pool);
-    let load: HashMap<String, Value> = pool
-        .fleet
-        .workers()
-        .iter()
-        .flat_map(|worker| &worker.targets)
-        .map(|target| (target.target.to_string(), json!(target.account.load())))
-        .collect();
-    Json(json!({"workers": report.workers, "load": load})).into_response()
+    let fleet = pool.fleet.workers();
+    let now = pool.clock.now();
+    let by_target = |load: &dyn Fn(&Account) -> Load| -> HashMap<String, Load> {
+        let targets = fleet.iter().flat_map(|worker| &worker.targets);
+        targets.map(|target| (target.target.to_string(), load(&target.account))).collect()
+    };
+    let (load, elsewhere) = (by_target(&Account::load), by_target(&|it| it.booked_elsewhere(now)));
+    Json(json!({"workers": report.workers, "load": load, "bookedElsewhere": elsewhere})).into_response()
 }
 
 /// What would be picked for the posted body now. Books nothing.

@@ -1,4 +1,5 @@
-//! The NATS feed: follows all bridges of a pool.
+//! The NATS feed: follows all bridges of a pool. Loads of its routers share the
+//! connection, in a task of their own: a snapshot must not hold them up.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,9 +12,13 @@ use async_nats::{Client, ConnectOptions, Event};
 use futures::StreamExt;
 use kvrouter_core::events::envelope::{Envelope, SnapshotPage};
 use kvrouter_core::ids::Target;
+use kvrouter_core::policy::outside::ReplicaId;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
+use super::replicas;
 use super::snapshot::{Collector, Follower, Outcome};
 use super::subjects::{Subjects, target_of};
 use crate::fleet::TargetState;
@@ -71,8 +76,9 @@ pub async fn connect(
     options.connect(url).await.with_context(|| format!("failed to set up the connection to {url}"))
 }
 
-/// Follows the pool's bridges for ever.
-pub async fn follow(pool: Arc<Pool>) {
+/// Follows the pool's bridges, and shares load with its other routers, until
+/// `leaving`.
+pub async fn follow(pool: Arc<Pool>, leaving: CancellationToken) {
     let Some(nats) = pool.config.file.kv_events.nats.clone() else { return };
     pool.broker_connected.store(false, Ordering::Relaxed);
     let watched = Arc::clone(&pool);
@@ -80,11 +86,25 @@ pub async fn follow(pool: Arc<Pool>) {
     let name = &pool.config.file.pool;
     let subjects = Subjects::new(&nats.subject_prefix, &name.namespace, &name.name);
     let credentials = nats.credentials_file.as_deref();
+    // The same over all connections: what it told over the last one is replaced.
+    let replica = ReplicaId(pool.clock.unique());
     loop {
         let ended = match connect(&nats.url, credentials, connected.clone()).await {
-            Ok(client) => Feed::new(Arc::clone(&pool), client, subjects.clone()).run().await,
+            Ok(client) => {
+                let feed = Feed::new(Arc::clone(&pool), client.clone(), subjects.clone());
+                let (subject, leaving) = (subjects.load(), leaving.clone());
+                let sharing = replicas::share(Arc::clone(&pool), client, subject, replica, leaving);
+                let sharing = AbortOnDropHandle::new(tokio::spawn(sharing));
+                tokio::select! {
+                    ended = feed.run() => ended,
+                    ended = sharing => ended.context("sharing load failed").flatten(),
+                }
+            }
             Err(error) => Err(error),
         };
+        if leaving.is_cancelled() {
+            return;
+        }
         if let Err(error) = ended {
             tracing::error!(target: "kv_router::feed", error = format!("{error:#}"), "unable to follow bridges");
         }

@@ -1,7 +1,8 @@
 //! NATS subjects, the same on both sides.
 //!
 //! `<prefix>.<namespace>.<pool>.events.<worker>.<rank>` carries envelopes,
-//! `….snapshot.<worker>.<rank>` answers with pages. `<worker>` is the unpadded
+//! `….snapshot.<worker>.<rank>` answers with pages; on `….load` routers say what they
+//! have booked. `<worker>` is the unpadded
 //! base64url of the worker's `host:port`, in Kubernetes too: all that a bridge need
 //! know is the address of its pod. A pod that gets the address of one before it has
 //! another epoch, and routers know it by its UID as another worker, whose view
@@ -37,6 +38,11 @@ impl Subjects {
     /// Snapshot requests to one rank.
     pub fn snapshot(&self, name: &str, rank: u32) -> String {
         format!("{}.snapshot.{name}.{rank}", self.stem)
+    }
+
+    /// What the pool's routers have booked.
+    pub fn load(&self) -> String {
+        format!("{}.load", self.stem)
     }
 
     /// The worker's name and the rank that an events subject ends in.

@@ -17,6 +17,7 @@ mod nats;
 mod policies;
 mod prompts;
 mod raw_worker;
+mod replicas;
 mod requests;
 mod routing;
 mod streams;

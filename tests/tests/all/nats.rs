@@ -13,6 +13,9 @@ use crate::harness::{
     MODEL, Router, Setup, bare, chat_directly, engine, entry, fault, id, long, text, unique, until,
 };
 
+/// A broker's configuration file, in its folder.
+const SETTINGS: &str = "nats.conf";
+
 /// A running nats-server.
 pub(crate) struct Broker {
     address: String,
@@ -22,13 +25,23 @@ pub(crate) struct Broker {
 
 impl Broker {
     pub(crate) async fn start() -> Self {
+        Self::configured("").await
+    }
+
+    /// One with more settings than its address, as its configuration file has them.
+    pub(crate) async fn configured(settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(SETTINGS), settings).unwrap();
         let (address, process) = serve(folder.path(), None).await;
         Self { address, process, folder }
     }
 
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+    }
+
     /// The same address again, after it was killed.
-    async fn restart(&mut self) {
+    pub(crate) async fn restart(&mut self) {
         let port = self.address.rsplit_once(':').unwrap().1.parse().unwrap();
         (self.address, self.process) = serve(self.folder.path(), Some(port)).await;
     }
@@ -40,6 +53,7 @@ impl Broker {
 
 async fn serve(folder: &Path, port: Option<u16>) -> (String, Process) {
     let mut command = nats_command(&program(), port);
+    command.arg("-c").arg(folder.join(SETTINGS));
     let mut process = Process::start("nats-server", &mut command, &folder.join("nats.log")).unwrap();
     (process.nats_address().await.unwrap(), process)
 }
@@ -90,7 +104,7 @@ fn run(arguments: &[String], folder: &Path) -> Process {
     Process::start("bridge", &mut command, &folder.join("bridge.log")).unwrap()
 }
 
-fn setup(engines: &[&EngineSim], nats_url: &str) -> Setup {
+pub(crate) fn setup(engines: &[&EngineSim], nats_url: &str) -> Setup {
     let workers = engines.iter().map(|engine| bare(&id(engine))).collect();
     Setup { events: format!("{{transport: NATS, nats: {{url: \"{nats_url}\"}}}}"), ..Setup::of(workers) }
 }
@@ -241,7 +255,7 @@ async fn a_broker_that_dies_is_named_and_recovered_from() {
     let router = Router::start(setup(&[&only], &broker.url())).await;
     router.chat(&long(1), 2).await;
     router.agrees_with(&only).await;
-    broker.process.kill();
+    broker.kill();
     until("the report says so", async || router.has_problem("broker_disconnected", None).await.then_some(()))
         .await;
     // Its events are lost on the way.
@@ -260,7 +274,7 @@ async fn a_broker_that_dies_is_named_and_recovered_from() {
 async fn a_router_without_a_broker_serves_by_history() {
     let (a, b) = (engine(|_| {}).await, engine(|_| {}).await);
     let mut broker = Broker::start().await;
-    broker.process.kill();
+    broker.kill();
     // It calls itself ready only after a while, but it serves whoever asks.
     let router = Router::start_cold(setup(&[&a, &b], &broker.url())).await;
     until("both workers are ready", async || {

@@ -36,7 +36,8 @@ use crate::units::{BlockSize, Blocks, Millis, Tick, Tokens};
 /// What is booked on one target. Shared by its leases.
 ///
 /// What a pick reads comes first and fits one cache line: with hundreds of
-/// targets, lines are what a pick waits for.
+/// targets, lines are what a pick waits for. The second line is read where other
+/// routers have something booked.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Account {
@@ -56,6 +57,8 @@ pub struct Account {
     unconfirmed: AtomicBool,
     demand_tokens: Sum,
     demand_requests: Sum,
+    /// What other routers have booked, where somebody spoke.
+    others: Others,
     /// Where its prompts are; empty before the first booking.
     seat: OnceLock<Seat>,
     memory: Mutex<Memory>,
@@ -78,6 +81,7 @@ impl Default for Account {
             unconfirmed: AtomicBool::new(false),
             demand_tokens: Sum::default(),
             demand_requests: Sum::default(),
+            others: Others::default(),
             seat: OnceLock::new(),
             memory: Mutex::default(),
         }
@@ -120,6 +124,41 @@ impl Sum {
         if less > 0 {
             self.0.fetch_sub(less, Ordering::Relaxed);
         }
+    }
+}
+
+/// What other routers have booked, worked out when one of them spoke, so that picks
+/// need not ask for each.
+#[derive(Debug, Default)]
+struct Others {
+    /// From this tick on it is to be worked out anew.
+    anew: AtomicU64,
+    active_blocks: AtomicU64,
+    queued: AtomicU64,
+    context: AtomicU64,
+    requests: AtomicU64,
+}
+
+impl Others {
+    /// The sum, where it holds at `now`.
+    #[inline]
+    fn get(&self, now: Tick) -> Option<Load> {
+        let read = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        (now.0 < read(&self.anew)).then(|| Load {
+            active_blocks: read(&self.active_blocks),
+            queued: Tokens(read(&self.queued)),
+            context: Tokens(read(&self.context)),
+            requests: read(&self.requests),
+        })
+    }
+
+    fn set(&self, load: Load, anew: Tick) {
+        let write = |number: &AtomicU64, value: u64| number.store(value, Ordering::Relaxed);
+        write(&self.active_blocks, load.active_blocks);
+        write(&self.queued, load.queued.0);
+        write(&self.context, load.context.0);
+        write(&self.requests, load.requests);
+        write(&self.anew, anew.0);
     }
 }
 
@@ -425,19 +464,29 @@ impl Account {
 
     /// Another router of the pool has `load` booked on the target. To be renewed.
     pub fn replica_booked(&self, now: Tick, replica: ReplicaId, load: Load) {
-        self.memory.lock().outside.replica(now, replica, load);
-        self.outside_spoke.store(true, Ordering::Relaxed);
+        let outside = &mut self.memory.lock().outside;
+        outside.replica(now, replica, load);
+        self.work_out_others(now, outside);
     }
 
     /// The target's engine says what it has in hand. To be renewed.
     pub fn engine_reported(&self, now: Tick, load: EngineLoad) {
-        self.memory.lock().outside.engine(now, load);
-        self.outside_spoke.store(true, Ordering::Relaxed);
+        let outside = &mut self.memory.lock().outside;
+        outside.engine(now, load);
+        self.work_out_others(now, outside);
     }
 
     /// What this router has booked now: what it tells others.
     pub fn load(&self) -> Load {
         self.own_load()
+    }
+
+    /// What other routers of the pool have booked, as far as they said so lately.
+    pub fn booked_elsewhere(&self, now: Tick) -> Load {
+        match self.outside_spoke.load(Ordering::Relaxed) {
+            true => self.memory.lock().outside.replicas(now).0,
+            false => Load::default(),
+        }
     }
 
     /// How many leases there have been.
@@ -478,9 +527,12 @@ impl Account {
     /// All that is known of its load, where `request` may have been counted already.
     #[inline]
     pub(super) fn load_for(&self, now: Tick, request: &PickRequest<'_>) -> Load {
-        match self.outside_spoke.load(Ordering::Relaxed) {
-            true => self.load_beside(now, request),
-            false => self.own_load(),
+        if !self.outside_spoke.load(Ordering::Relaxed) {
+            return self.own_load();
+        }
+        match self.others.get(now) {
+            Some(others) => self.own_load().plus(others),
+            None => self.load_beside(now, request),
         }
     }
 
@@ -497,10 +549,15 @@ impl Account {
     fn load_beside(&self, now: Tick, request: &PickRequest<'_>) -> Load {
         let booked = self.own_load();
         let outside = &self.memory.lock().outside;
-        if outside.is_silent(now) {
-            self.outside_spoke.store(false, Ordering::Relaxed);
-        }
+        self.work_out_others(now, outside);
         booked.plus(outside.beyond(now, booked, self.waiting.get(), request.prompt, request.size))
+    }
+
+    /// Under the lock of `outside`, so that nothing older comes after.
+    fn work_out_others(&self, now: Tick, outside: &Outside) {
+        let (load, anew) = outside.replicas(now);
+        self.others.set(load, anew);
+        self.outside_spoke.store(!outside.is_silent(now), Ordering::Relaxed);
     }
 }
 
@@ -657,6 +714,42 @@ mod tests {
         drop(gone);
         drop(lease);
         assert_eq!(successor.load().requests, 1);
+    }
+
+    /// The oracle keeps the last word of every router, and adds up those that are fresh.
+    #[test]
+    fn picks_see_the_last_fresh_word_of_every_router() {
+        let (ledger, account) = (Ledger::default(), Arc::new(Account::default()));
+        let _own = book(&ledger, &account, 0..4, 9);
+        let own = account.load();
+        let request = PickRequest {
+            id: "r",
+            role: Role::Mixed,
+            prompt: Tokens(69),
+            blocks: &blocks(0..4),
+            size: size(),
+            images: &[],
+            session: None,
+            choices: 1,
+        };
+        let (mut said, mut now, mut state) = (std::collections::BTreeMap::new(), 0, 7u64);
+        let mut roll = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        for _ in 0..5_000 {
+            now += roll(900);
+            if roll(3) == 0 {
+                let (id, requests) = (roll(5), roll(3));
+                let load = Load { requests, context: Tokens(requests * 7), ..Load::default() };
+                account.replica_booked(Tick(now), ReplicaId(id), load);
+                said.insert(id, (now, load));
+            }
+            let fresh = said.values().filter(|(at, _)| now - at <= 3_000);
+            let others = fresh.fold(Load::default(), |sum, (_, load)| sum.plus(*load));
+            assert_eq!(account.load_for(Tick(now), &request), own.plus(others), "at {now}");
+            assert_eq!((account.booked_elsewhere(Tick(now)), account.load()), (others, own));
+        }
     }
 
     /// The oracle recounts everything from a plain list of live leases.

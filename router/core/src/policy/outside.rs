@@ -9,10 +9,10 @@ use super::Load;
 use crate::units::{BlockSize, Millis, Tick, Tokens};
 
 /// How long what was said counts: three renewals, one a second.
-const LIFETIME: Millis = Millis::from_secs(3);
+pub const LIFETIME: Millis = Millis::from_secs(3);
 /// Most other routers of one pool that are remembered; the one that was heard of
 /// longest ago makes room.
-const MAX_REPLICAS: usize = 64;
+pub const MAX_REPLICAS: usize = 64;
 
 /// One router among those of a pool: a number that it drew at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,6 +66,19 @@ impl Outside {
         self.engine = Some(Said { at: now, what: load });
     }
 
+    /// What other routers have booked, all together, and the first tick at which that
+    /// is to be worked out anew: at once where an engine's word counts, which depends
+    /// on what is booked.
+    pub fn replicas(&self, now: Tick) -> (Load, Tick) {
+        let fresh = || self.replicas.iter().filter(|said| said.is_fresh(now));
+        let sum = fresh().map(|said| said.what.1).fold(Load::default(), Load::plus);
+        let first = fresh().map(|said| said.at.plus(LIFETIME).plus(Millis(1))).min();
+        match self.engine.as_ref().is_some_and(|said| said.is_fresh(now)) {
+            true => (sum, Tick(0)),
+            false => (sum, first.unwrap_or(Tick(0))),
+        }
+    }
+
     /// Whether nothing said so far can count at `now` or later.
     pub fn is_silent(&self, now: Tick) -> bool {
         !self.replicas.iter().any(|said| said.is_fresh(now))
@@ -76,8 +89,7 @@ impl Outside {
     /// byte. A request that nobody booked is taken for as long as the mean of
     /// those that somebody did, else as `prompt`.
     pub fn beyond(&self, now: Tick, booked: Load, waiting: u64, prompt: Tokens, size: BlockSize) -> Load {
-        let fresh = self.replicas.iter().filter(|said| said.is_fresh(now)).map(|said| said.what.1);
-        let replicas = fresh.fold(Load::default(), Load::plus);
+        let (replicas, _) = self.replicas(now);
         let known = booked.plus(replicas);
         let Some(engine) = self.engine.as_ref().filter(|said| said.is_fresh(now)) else { return replicas };
         let engine = engine.what;

@@ -1,0 +1,443 @@
+//! What the routers of one pool tell each other of their bookings.
+//!
+//! A message is a MessagePack array with the version first: `[version, domain,
+//! replica, loads]`; a load is `[worker, rank, active blocks, queued, context,
+//! requests]`, the whole of what the replica itself has booked on that target, never
+//! what it heard. Readers ignore elements they do not know. [`Telling`] says what is
+//! to be told, [`Heard`] who spoke. Carrying the bytes is the shell's; what was
+//! heard counts by the rules of [`crate::policy::outside`].
+
+use std::collections::HashMap;
+
+use rmp::encode as write;
+
+use crate::blocks::Domain;
+use crate::events::msgpack::{ReadError, Reader};
+use crate::ids::{DpRank, Target};
+use crate::policy::Load;
+use crate::policy::outside::{LIFETIME, MAX_REPLICAS, ReplicaId};
+use crate::units::{Millis, Tick, Tokens};
+
+/// Version of this encoding. A reader refuses a newer one by name.
+pub const VERSION: u64 = 1;
+/// Most loads that are read of one message; writers begin another one before.
+pub const MAX_LOADS: usize = 4096;
+/// Largest number in a load. The sum over all replicas is exact in a receipt's JSON.
+pub const MAX_AMOUNT: u64 = 1 << 40;
+/// Longest name of a worker: a host name and a port.
+const MAX_WORKER: usize = 261;
+/// How often a load that does not change is told again: three times in its lifetime.
+const RENEWAL: Millis = Millis(LIFETIME.0 / 3);
+/// Most bytes of a message besides its loads.
+const HEAD_BYTES: usize = 40;
+
+const MESSAGE_ELEMENTS: usize = 4;
+const LOAD_ELEMENTS: usize = 6;
+
+/// One message of another router, or an own one that came back.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// What its blocks are about.
+    pub domain: Domain,
+    /// Who says so.
+    pub replica: ReplicaId,
+    /// What it has booked; of targets that it does not name it says nothing.
+    pub loads: Vec<TargetLoad<'a>>,
+}
+
+/// What a router has booked on one target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetLoad<'a> {
+    /// The worker's `host:port`, which subjects of events carry in base64url.
+    pub worker: &'a str,
+    /// Its rank.
+    pub rank: DpRank,
+    /// All of it; zero where nothing is left.
+    pub load: Load,
+}
+
+/// Why a message was not understood.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// Not the expected MessagePack.
+    #[error("failed to read {field} of a load message")]
+    Field {
+        /// Name of the field.
+        field: &'static str,
+        /// What was wrong.
+        #[source]
+        source: ReadError,
+    },
+    /// A newer router.
+    #[error("replica speaks version {found} of load messages, this router understands {VERSION}")]
+    Version {
+        /// The version it speaks.
+        found: u64,
+    },
+    /// A value that cannot be.
+    #[error("{field} of a load message is out of range")]
+    Range {
+        /// Name of the field.
+        field: &'static str,
+    },
+}
+
+impl MessageError {
+    /// Stable label for metrics and logs.
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Field { .. } => "unreadable_field",
+            Self::Version { .. } => "newer_version",
+            Self::Range { .. } => "out_of_range",
+        }
+    }
+}
+
+/// What this router told of its own bookings, and when.
+#[derive(Debug, Default)]
+pub struct Telling {
+    /// Targets of which the last word was not zero.
+    told: HashMap<Target, Told>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    at: Tick,
+    load: Load,
+}
+
+impl Telling {
+    /// What is to be told at `now`, where `booked` is what is booked on each target
+    /// of the fleet, and takes it for told. New, moved and ended requests are told at
+    /// once; what grows with every token is told with the renewal, and nothing is
+    /// told twice of a target without load.
+    pub fn due<'a>(
+        &mut self,
+        now: Tick,
+        booked: impl Iterator<Item = (&'a Target, Load)>,
+    ) -> Vec<(Target, Load)> {
+        let mut due = Vec::new();
+        for (target, load) in booked {
+            let told = self.told.get(target);
+            if told.map_or(load != Load::default(), |told| told.is_outdated(now, load)) {
+                due.push((target.clone(), load));
+            }
+        }
+        for (target, load) in &due {
+            match *load == Load::default() {
+                true => self.told.remove(target),
+                false => self.told.insert(target.clone(), Told { at: now, load: *load }),
+            };
+        }
+        // Others have forgotten these: their targets left the fleet.
+        self.told.retain(|_, told| now.since(told.at) <= LIFETIME);
+        due
+    }
+
+    /// The last words of a router that stops: nothing is booked any more.
+    pub fn farewell(&mut self) -> Vec<(Target, Load)> {
+        self.told.drain().map(|(target, _)| (target, Load::default())).collect()
+    }
+}
+
+impl Told {
+    fn is_outdated(self, now: Tick, load: Load) -> bool {
+        (self.load.requests, self.load.queued) != (load.requests, load.queued)
+            || now.since(self.at) >= RENEWAL
+    }
+}
+
+/// Which other routers were heard of lately.
+#[derive(Debug, Default)]
+pub struct Heard {
+    replicas: Vec<(ReplicaId, Tick)>,
+}
+
+impl Heard {
+    /// Notes that `replica` spoke; whether it may be listened to: there may be too
+    /// many already.
+    pub fn note(&mut self, now: Tick, replica: ReplicaId) -> bool {
+        self.replicas.retain(|(id, at)| *id != replica && now.since(*at) <= LIFETIME);
+        let is_known = self.replicas.len() < MAX_REPLICAS;
+        if is_known {
+            self.replicas.push((replica, now));
+        }
+        is_known
+    }
+
+    /// How many were heard of within the lifetime of their words.
+    pub fn count(&self, now: Tick) -> usize {
+        self.replicas.iter().filter(|(_, at)| now.since(*at) <= LIFETIME).count()
+    }
+}
+
+/// The messages that tell `loads`, each of at most `bytes` bytes; each holds one
+/// load at least, however small `bytes` is.
+pub fn encode(domain: Domain, replica: ReplicaId, loads: &[(Target, Load)], bytes: usize) -> Vec<Vec<u8>> {
+    let (mut messages, mut body, mut count) = (Vec::new(), Vec::new(), 0);
+    for (target, load) in loads {
+        let before = body.len();
+        write_load(&mut body, target, *load);
+        if count > 0 && (count == MAX_LOADS || HEAD_BYTES + body.len() > bytes) {
+            let next = body.split_off(before);
+            messages.push(message(domain, replica, count, &body));
+            (body, count) = (next, 0);
+        }
+        count += 1;
+    }
+    if count > 0 {
+        messages.push(message(domain, replica, count, &body));
+    }
+    messages
+}
+
+fn message(domain: Domain, replica: ReplicaId, count: usize, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEAD_BYTES + body.len());
+    infallible(write::write_array_len(&mut out, MESSAGE_ELEMENTS as u32));
+    infallible(write::write_uint(&mut out, VERSION));
+    infallible(write::write_bin(&mut out, &domain.0.to_be_bytes()));
+    infallible(write::write_uint(&mut out, replica.0));
+    infallible(write::write_array_len(&mut out, count as u32));
+    out.extend_from_slice(body);
+    out
+}
+
+fn write_load(out: &mut Vec<u8>, target: &Target, load: Load) {
+    infallible(write::write_array_len(out, LOAD_ELEMENTS as u32));
+    infallible(write::write_str(out, target.worker.as_str()));
+    infallible(write::write_uint(out, u64::from(target.rank.0)));
+    for amount in [load.active_blocks, load.queued.0, load.context.0, load.requests] {
+        infallible(write::write_uint(out, amount.min(MAX_AMOUNT)));
+    }
+}
+
+impl<'a> Message<'a> {
+    /// Reads a message. Its names are those of `bytes`.
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
+        let mut reader = Reader::new(bytes);
+        let length = reader.array_len().at("message")?;
+        let found = reader.u64().at("version")?;
+        if found > VERSION {
+            return Err(MessageError::Version { found });
+        }
+        if length < MESSAGE_ELEMENTS {
+            return Err(MessageError::Range { field: "message" });
+        }
+        let domain = reader.bin().at("domain")?;
+        let domain: [u8; 16] = domain.try_into().map_err(|_| MessageError::Range { field: "domain" })?;
+        let replica = ReplicaId(reader.u64().at("replica")?);
+        let count = reader.array_len().at("loads")?;
+        if count > MAX_LOADS {
+            return Err(MessageError::Range { field: "loads" });
+        }
+        let loads = (0..count).map(|_| read_load(&mut reader)).collect::<Result<_, _>>()?;
+        Ok(Self { domain: Domain(u128::from_be_bytes(domain)), replica, loads })
+    }
+}
+
+fn read_load<'a>(reader: &mut Reader<'a>) -> Result<TargetLoad<'a>, MessageError> {
+    let length = reader.array_len().at("load")?;
+    if length < LOAD_ELEMENTS {
+        return Err(MessageError::Range { field: "load" });
+    }
+    let worker = reader.str().at("worker")?;
+    if worker.len() > MAX_WORKER {
+        return Err(MessageError::Range { field: "worker" });
+    }
+    let rank = DpRank(reader.u32().at("rank")?);
+    let load = Load {
+        active_blocks: amount(reader, "active blocks")?,
+        queued: Tokens(amount(reader, "queued tokens")?),
+        context: Tokens(amount(reader, "context tokens")?),
+        requests: amount(reader, "requests")?,
+    };
+    for _ in LOAD_ELEMENTS..length {
+        reader.skip().at("load")?;
+    }
+    Ok(TargetLoad { worker, rank, load })
+}
+
+fn amount(reader: &mut Reader<'_>, field: &'static str) -> Result<u64, MessageError> {
+    match reader.u64().at(field)? {
+        amount if amount <= MAX_AMOUNT => Ok(amount),
+        _ => Err(MessageError::Range { field }),
+    }
+}
+
+/// Writing to a vector cannot fail; the encoder's signature does not know.
+fn infallible<T, E>(written: Result<T, E>) {
+    debug_assert!(written.is_ok(), "a vector takes all bytes");
+}
+
+trait AtField<T> {
+    fn at(self, field: &'static str) -> Result<T, MessageError>;
+}
+
+impl<T> AtField<T> for Result<T, ReadError> {
+    fn at(self, field: &'static str) -> Result<T, MessageError> {
+        self.map_err(|source| MessageError::Field { field, source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::WorkerId;
+    use proptest::prelude::*;
+
+    const DOMAIN: Domain = Domain(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+
+    fn target(number: usize) -> Target {
+        Target::new(WorkerId::new(format!("10.0.0.{number}:8000")), 1)
+    }
+
+    fn load(active_blocks: u64, queued: u64, context: u64, requests: u64) -> Load {
+        Load { active_blocks, queued: Tokens(queued), context: Tokens(context), requests }
+    }
+
+    fn one_message(loads: &[(Target, Load)]) -> Vec<u8> {
+        encode(DOMAIN, ReplicaId(0x1122_3344_5566_7788), loads, 1 << 20).remove(0)
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_document() {
+        let bytes = one_message(&[(target(7), load(9, 100, 300, 2))]);
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let expected = [
+            "94 01",
+            "c410 0102030405060708090a0b0c0d0e0f10",
+            "cf 1122334455667788",
+            "91 96 ad 31302e302e302e373a38303030 01 09 64 cd012c 02",
+        ];
+        assert_eq!(text, expected.concat().replace(' ', ""));
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let loads = [(target(1), load(1, 2, 3, 4)), (target(2), load(u64::MAX, 0, 0, 1))];
+        let bytes = one_message(&loads);
+        let message = Message::decode(&bytes).expect("its own");
+        assert_eq!((message.domain, message.replica), (DOMAIN, ReplicaId(0x1122_3344_5566_7788)));
+        let read: Vec<_> = message.loads.iter().map(|it| (it.worker, it.rank.0, it.load)).collect();
+        let (first, second) = (load(1, 2, 3, 4), load(MAX_AMOUNT, 0, 0, 1));
+        assert_eq!(read, [("10.0.0.1:8000", 1, first), ("10.0.0.2:8000", 1, second)]);
+    }
+
+    #[test]
+    fn elements_that_are_not_known_are_passed_over() {
+        let mut bytes = one_message(&[(target(1), load(1, 2, 3, 4)), (target(2), load(5, 6, 7, 8))]);
+        let first = bytes.iter().position(|byte| *byte == 0x96).expect("a load of six");
+        bytes[0] = 0x95;
+        bytes[first] = 0x97;
+        bytes.insert(first + 20, 0xc3);
+        bytes.push(0xc0);
+        let message = Message::decode(&bytes).expect("more than it needs");
+        assert_eq!([message.loads[0].load, message.loads[1].load], [load(1, 2, 3, 4), load(5, 6, 7, 8)]);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_its_reason() {
+        #[track_caller]
+        fn check(why: &str, bytes: &[u8], reason: &str) {
+            let error = Message::decode(bytes).expect_err(why);
+            assert_eq!(error.reason(), reason, "{why}: {error}");
+        }
+        let good = one_message(&[(target(1), load(1, 2, 3, 4))]);
+        let changed = |at: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = byte;
+            bytes
+        };
+        check("nothing", &[], "unreadable_field");
+        check("no array", b"{}", "unreadable_field");
+        check("a newer one", &changed(1, 2), "newer_version");
+        check("too short", &changed(0, 0x93), "out_of_range");
+        check("a short domain", &[0x94, 1, 0xc4, 1, 0, 1, 0x90], "out_of_range");
+        check(
+            "more loads than bytes",
+            &[&good[..29], &[0xdd, 255, 255, 255, 255]].concat(),
+            "unreadable_field",
+        );
+        let many = [&good[..29], &[0xdd, 0, 0, 0x10, 0x01][..], &good[30..].repeat(4097)].concat();
+        check("more loads than are read", &many, "out_of_range");
+        let long = Target::new(WorkerId::new("x".repeat(262)), 0);
+        check("a long name", &one_message(&[(long, load(1, 0, 0, 1))]), "out_of_range");
+        check("a load of five", &changed(30, 0x95), "out_of_range");
+        let mut huge = good.clone();
+        huge.pop();
+        huge.extend([0xcf, 0, 0, 1, 0, 0, 0, 0, 1]);
+        check("an absurd amount", &huge, "out_of_range");
+    }
+
+    #[test]
+    fn messages_are_cut_below_the_limit() {
+        let loads: Vec<_> = (0..9_000).map(|at| (target(at), load(1, 1 << 20, 1 << 20, 1))).collect();
+        for bytes in [0, 100, 1_000, 1 << 30] {
+            let messages = encode(DOMAIN, ReplicaId(u64::MAX), &loads, bytes);
+            let read: Vec<_> = messages.iter().map(|it| Message::decode(it).expect("its own")).collect();
+            let told = || read.iter().flat_map(|message| &message.loads);
+            assert_eq!(told().count(), loads.len());
+            assert!(told().zip(&loads).all(|(told, (target, _))| told.worker == target.worker.as_str()));
+            let fits = |message: &Vec<u8>| message.len() <= bytes.max(HEAD_BYTES + 40);
+            assert!(messages.iter().all(fits), "{bytes}");
+            assert!(read.iter().all(|message| message.loads.len() <= MAX_LOADS), "{bytes}");
+        }
+        assert_eq!(encode(DOMAIN, ReplicaId(1), &loads, 0).len(), loads.len(), "one at least");
+        assert!(encode(DOMAIN, ReplicaId(1), &[], 100).is_empty(), "nothing is not told");
+    }
+
+    #[test]
+    fn only_what_matters_is_told() {
+        let (mut telling, one) = (Telling::default(), target(1));
+        let mut check = |why: &str, now: u64, booked: Load, expected: bool| {
+            let due = telling.due(Tick(now), [(&one, booked)].into_iter());
+            let told = if expected { vec![(one.clone(), booked)] } else { vec![] };
+            assert_eq!(due, told, "{why}");
+        };
+        check("no load", 0, load(0, 0, 0, 0), false);
+        check("a request", 10, load(5, 80, 80, 1), true);
+        check("no change", 20, load(5, 80, 80, 1), false);
+        check("its prefill is done", 30, load(5, 0, 80, 1), true);
+        check("a token more", 40, load(6, 0, 81, 1), false);
+        check("not a second yet", 1_029, load(6, 0, 99, 1), false);
+        check("a second", 1_030, load(6, 0, 99, 1), true);
+        check("renewed", 1_040, load(6, 0, 99, 1), false);
+        check("one more", 1_050, load(7, 9, 120, 2), true);
+        check("all gone", 1_060, load(0, 0, 0, 0), true);
+        check("said once", 1_070, load(0, 0, 0, 0), false);
+        check("nor renewed", 9_000, load(0, 0, 0, 0), false);
+    }
+
+    #[test]
+    fn targets_that_left_are_forgotten_and_the_rest_gets_last_words() {
+        let (mut telling, one, two) = (Telling::default(), target(1), target(2));
+        let busy = load(1, 1, 1, 1);
+        telling.due(Tick(0), [(&one, busy), (&two, busy)].into_iter());
+        for second in 1..=4 {
+            assert_eq!(telling.due(Tick(second * 1_000), [(&two, busy)].into_iter()).len(), 1);
+        }
+        assert_eq!(telling.farewell(), [(two, Load::default())]);
+        assert!(telling.farewell().is_empty());
+    }
+
+    #[test]
+    fn those_who_fell_silent_make_room() {
+        let mut heard = Heard::default();
+        assert!((0..64).all(|id| heard.note(Tick(id), ReplicaId(id))));
+        assert!(!heard.note(Tick(100), ReplicaId(64)), "too many");
+        assert!(heard.note(Tick(100), ReplicaId(5)), "one that is known");
+        assert_eq!(heard.count(Tick(3_000)), 64);
+        assert_eq!(heard.count(Tick(3_063)), 2, "the last of them, and the one that spoke again");
+        assert!(heard.note(Tick(3_001), ReplicaId(64)), "the first is silent");
+        assert_eq!(heard.count(Tick(9_000)), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200), cut in 0usize..200) {
+            let _ = Message::decode(&bytes);
+            let good = one_message(&[(target(1), load(1, 2, 3, 4)), (target(2), load(1, 2, 3, 4))]);
+            let _ = Message::decode(&good[..cut.min(good.len())]);
+        }
+    }
+}
