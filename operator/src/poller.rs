@@ -292,7 +292,8 @@ mod tests {
         serde_json::from_value(json!({
             "schemaVersion": 1, "routerVersion": "0", "pool": "ns/qwen", "config": {"start": "a", "live": null},
             "ready": true, "readyReason": "ok", "draining": false, "policy": "x", "blockSize": 16,
-            "events": {"transport": "nats", "connected": true}, "tokenizer": {"ready": true, "message": null},
+            "events": {"transport": "nats", "connected": true, "replicasHeard": seq},
+            "tokenizer": {"ready": true, "message": null},
             "liveSettings": {"watched": true, "refused": null}, "problems": [],
             "workers": [{"worker": "a:1", "pod": "a", "role": "mixed", "engine": "vllm", "engineVersion": null,
                 "ready": true, "reason": "ok", "reportedPageSize": 16, "targets": [{"rank": 0, "trust": trust,
