@@ -94,8 +94,8 @@ pub struct Reconciliation {
     /// When the last one was made.
     compared: Tick,
     drift: Option<Drift>,
-    /// Comparisons since its cause was looked for.
-    since_cause: usize,
+    /// Comparisons until its cause is looked for again.
+    until_cause: usize,
     /// The kinds of answers in which the engine has reported cached tokens, a bit
     /// each.
     reports: u32,
@@ -137,6 +137,13 @@ impl Share {
 }
 
 impl Direction {
+    const fn outcome(self) -> Outcome {
+        match self {
+            Self::Less => Outcome::Less,
+            Self::More => Outcome::More,
+        }
+    }
+
     /// Stable label for metrics and reports.
     pub const fn label(self) -> &'static str {
         match self {
@@ -261,22 +268,22 @@ impl Reconciliation {
             }
             Direction::More
         };
-        // A likeliest cause that changed with every answer would say nothing.
-        self.since_cause += 1;
-        match self.drift.filter(|drift| drift.direction == direction && self.since_cause < WINDOW) {
+        // A likeliest cause that changed with every answer would say nothing: it stays
+        // until there are as many more comparisons as it was found by. Those that came
+        // out as predicted tell nothing of it.
+        self.until_cause = self.until_cause.saturating_sub(1);
+        match self.drift.filter(|drift| drift.direction == direction && self.until_cause > 0) {
             Some(drift) => Some(drift),
             None => {
-                self.since_cause = 0;
+                self.until_cause =
+                    self.window.iter().filter(|it| it.outcome(size) == direction.outcome()).count();
                 Some(Drift { direction, cause: self.cause(direction, size, hybrid) })
             }
         }
     }
 
     fn cause(&self, direction: Direction, size: BlockSize, hybrid: bool) -> Cause {
-        let wrong = match direction {
-            Direction::Less => Outcome::Less,
-            Direction::More => Outcome::More,
-        };
+        let wrong = direction.outcome();
         let (odd, fine): (Vec<Comparison>, Vec<Comparison>) =
             self.window.iter().partition(|it| it.outcome(size) == wrong);
         let most = |is: &dyn Fn(&Comparison) -> bool| odd.iter().filter(|it| is(it)).count() * 2 > odd.len();
@@ -407,12 +414,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_stays_until_a_window_speaks_for_another() {
-        let mut known = after(false, vec![of(64, 0); 10]);
+    fn a_cause_stays_until_as_much_speaks_for_another() {
+        let mut known = after(false, vec![of(64, 0); WINDOW]);
         let cause = |known: &Reconciliation| known.drift(Tick(0)).map(|drift| drift.cause);
-        // Two of the ten came after the cause was found.
+        // It was looked for with the 8th, 16th, 32nd and 64th.
         for at in 0..WINDOW * 2 {
-            let expected = if at < WINDOW - 2 { Cause::Template } else { Cause::Lag };
+            let expected = if at < WINDOW { Cause::Template } else { Cause::Lag };
             assert_eq!(cause(&known), Some(expected), "after {at}");
             let other = if at % 2 == 0 { of(144, 48) } else { of(112, 80) };
             known.compare(Tick(0), other, size(), false);

@@ -42,12 +42,13 @@ pub async fn connect(
     on_connected: impl Fn(bool) + Send + Sync + 'static,
 ) -> anyhow::Result<Client> {
     let on_connected = Arc::new(on_connected);
+    let refused = Arc::new(parking_lot::Mutex::new(None::<String>));
     let mut options = ConnectOptions::new()
         .name("kvrouter")
         .retry_on_initial_connect()
         .reconnect_delay_callback(|_| RECONNECT)
         .event_callback(move |event| {
-            let on_connected = Arc::clone(&on_connected);
+            let (on_connected, refused) = (Arc::clone(&on_connected), Arc::clone(&refused));
             async move {
                 match event {
                     Event::Connected => {
@@ -57,6 +58,13 @@ pub async fn connect(
                     Event::Disconnected | Event::Closed => {
                         tracing::warn!(target: "kv_router::feed", "broker disconnected");
                         on_connected(false);
+                    }
+                    // Such as a permission that is missing; again with every message.
+                    Event::ServerError(error) => {
+                        let error = error.to_string();
+                        if refused.lock().replace(error.clone()).is_none_or(|before| before != error) {
+                            tracing::warn!(target: "kv_router::feed", error, "broker refuses; see the permissions that routers and bridges need");
+                        }
                     }
                     other => tracing::debug!(target: "kv_router::feed", event = %other, "broker event"),
                 }

@@ -112,6 +112,21 @@ async fn routers_that_share_load_do_not_herd() {
     assert!(alone >= 3.0, "nothing tells them of each other: {alone}");
 }
 
+/// A broker that refuses is told of once, not with every message.
+#[tokio::test]
+async fn a_missing_permission_is_logged_once() {
+    let broker = Broker::configured(LOADS_DENIED).await;
+    let engines = [engine(|_| {}).await];
+    let router = &routers(1, &engines, &broker).await[0];
+    fault(&engines[0], json!({"stall_ms": 300})).await;
+    for number in 0..4 {
+        assert_eq!(router.post("/v1/chat/completions", chat(number)).await.status, 200);
+    }
+    let refusals = || router.process.output().matches("broker refuses").count();
+    until("the log tells of it", async || (refusals() > 0).then_some(())).await;
+    assert_eq!(refusals(), 1, "{}", router.process.output());
+}
+
 /// What one router has booked counts in the other's decisions. It is forgotten when the
 /// router is killed, and taken back by one that stops in order.
 #[tokio::test]
