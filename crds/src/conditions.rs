@@ -188,6 +188,8 @@ words! {
         Syncing,
         /// Views lack blocks, so hits are counted too low.
         ViewsIncomplete,
+        /// Routers know different things of the same caches.
+        ViewsDiffer,
         /// Views earn no credit because the page does not divide the block.
         PageSizeMismatch,
         /// Views earn no credit because events do not tell adapters' blocks from others.
@@ -360,6 +362,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::NothingStored,
             Reason::Drifting,
             Reason::ViewsIncomplete,
+            Reason::ViewsDiffer,
             Reason::Unsequenced,
             Reason::NotObservable,
             Reason::NoWorkers,
@@ -452,6 +455,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::AdaptersUntold,
             Reason::Drifting,
             Reason::ViewsIncomplete,
+            Reason::ViewsDiffer,
             Reason::Unsequenced,
             Reason::NoPods,
             Reason::NoWorkers,

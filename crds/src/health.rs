@@ -190,7 +190,7 @@ pub enum ViewReason {
     PrefixCachingOff,
     /// The engine finished many prompts and never stored a block.
     NothingStored,
-    /// It stored blocks, and finished many new prompts without telling of a store.
+    /// It finished many new prompts and told of nothing meanwhile.
     Stalled,
     /// The engine serves adapters, and its events do not tell whose blocks are whose.
     AdaptersUntold,
@@ -259,6 +259,10 @@ pub struct TargetHealth {
     pub epoch: u64,
     /// Number of the last message in the view.
     pub seq: u64,
+    /// Distinct blocks in the view as of that message; null where another one came
+    /// meanwhile, and of routers that do not say.
+    #[serde(default)]
+    pub blocks: Option<u64>,
 }
 
 /// What is wrong, where, and what to do about it.

@@ -187,12 +187,14 @@ impl Reports {
 }
 
 /// Whether two reports say the same of everything that conditions are made of:
-/// message numbers, and the replicas that are heard, move with traffic.
+/// message numbers, views' sizes, and the replicas that are heard, move with traffic.
 fn is_same(old: &HealthReport, new: &HealthReport) -> bool {
     let still = |report: &HealthReport| {
         let mut report = report.clone();
         report.events.replicas_heard = None;
-        report.workers.iter_mut().flat_map(|worker| &mut worker.targets).for_each(|target| target.seq = 0);
+        for target in report.workers.iter_mut().flat_map(|worker| &mut worker.targets) {
+            (target.seq, target.blocks) = (0, None);
+        }
         report
     };
     old == new || still(old) == still(new)

@@ -336,6 +336,9 @@ fn settled(namespace: &str, patch: &WantedPatch, facts: &WorkloadFacts, record: 
     use WorkloadState as State;
     let what = title(&patch.reference);
     let (state, message) = match (facts.rollout, record.applied.is_some(), &patch.outdated_bridge) {
+        (Rollout::InProgress, _, _) if facts.paused => {
+            (State::RollingOut, format!("{what} is paused in the middle of a rollout; resume it."))
+        }
         (Rollout::InProgress, _, _) => (State::RollingOut, rolling(namespace, patch, "")),
         (Rollout::DeadlineExceeded, true, _) => {
             let (status, undo) = (rollout("status", namespace, patch), rollout("undo", namespace, patch));

@@ -12,9 +12,9 @@ use kvrouter_crds::config::EventTransport;
 use kvrouter_crds::health::{DriftCause, HealthReport, TargetHealth, ViewReason, WorkerHealth};
 use kvrouter_crds::pool::InferencePoolSpec;
 
-use super::reports::{Told, no_workers, over_reports, subject};
+use super::reports::{Told, no_workers, over_reports, reports, subject};
 use crate::facts::RouterPod;
-use crate::hysteresis::Seen;
+use crate::hysteresis::{Pace, Seen};
 
 /// What `IndexWarm` should say.
 pub fn index(pool: &InferencePoolSpec, router: &str, pods: &[RouterPod], now: Timestamp) -> Seen {
@@ -23,9 +23,42 @@ pub fn index(pool: &InferencePoolSpec, router: &str, pods: &[RouterPod], now: Ti
         let message = "The pool wants no cache events, so there is no index.";
         return Seen::certain(type_, Finding::holds(Reason::Disabled, message));
     }
-    over_reports(type_, router, pods, now, |pod, report| cold(pool, router, pod, report)).unwrap_or_else(
-        || Seen::afar(type_, Finding::holds(Reason::Warm, "Every router knows what every engine holds.")),
-    )
+    over_reports(type_, router, pods, now, |pod, report| cold(pool, router, pod, report))
+        .or_else(|| different_views(type_, router, pods, now))
+        .unwrap_or_else(|| {
+            Seen::afar(type_, Finding::holds(Reason::Warm, "Every router knows what every engine holds."))
+        })
+}
+
+/// Routers that know all of an engine as of the same message know as many blocks.
+fn different_views(type_: ConditionType, router: &str, pods: &[RouterPod], now: Timestamp) -> Option<Seen> {
+    let mut known = BTreeMap::new();
+    let (mut differing, mut workers) = (BTreeSet::new(), BTreeSet::new());
+    for (pod, report) in reports(router, pods, now).ok()?.fresh {
+        for worker in &report.workers {
+            for target in worker.targets.iter().filter(|target| target.trust == "exact") {
+                let Some(blocks) = target.blocks else { continue };
+                let view = (worker.worker.as_str(), target.rank, target.epoch, target.seq);
+                let (other, others) = *known.entry(view).or_insert((pod, blocks));
+                if others != blocks {
+                    differing.extend([other, pod]);
+                    workers.insert(subject(worker));
+                }
+            }
+        }
+    }
+    if workers.is_empty() {
+        return None;
+    }
+    let message = format!(
+        "Pods of router {router} ({}) hold different views of the same caches, those of {}; delete these pods one after \
+         the other, and report it: this is a defect of kvrouter.",
+        names(differing.iter().copied()),
+        names(workers.iter().copied())
+    );
+    let blamed = differing.into_iter().map(str::to_owned).collect();
+    let finding = Finding::fails(Reason::ViewsDiffer, message);
+    Some(Seen { type_, finding, pace: Pace::AfterWindow, blamed })
 }
 
 /// What is wrong with a view, worst first.

@@ -156,12 +156,12 @@ fn sentence(trouble: &Trouble, router: &KvRouter) -> String {
         Reason::ConfigMapNotFound => "create the ConfigMap, or correct its name in the pool",
         Reason::ClaimNotFound => "create the claim, or correct its name in the pool",
         Reason::ImagePullFailed => "correct the image or its pull secrets",
-        Reason::CrashLooping => &format!("look at its log: kubectl logs -n {namespace} {pod} --previous"),
+        Reason::CrashLooping => &format!("look at its log: `kubectl logs -n {namespace} {pod} --previous`"),
         Reason::Unschedulable => "add nodes, or lower spec.resources and spec.scheduling",
-        Reason::MountFailed => &format!("see the pod's events: kubectl describe pod -n {namespace} {pod}"),
+        Reason::MountFailed => &format!("see the pod's events: `kubectl describe pod -n {namespace} {pod}`"),
         _ => &format!(
-            "correct the field of the KvRouter that it is about, most often spec.image or spec.resources; see kubectl \
-             describe pod -n {namespace} {pod}"
+            "correct the field of the KvRouter that it is about, most often spec.image or spec.resources; see \
+             `kubectl describe pod -n {namespace} {pod}`"
         ),
     };
     format!("Pod {pod} does not run: {}; {next}.", trouble.message.trim_end_matches(['.', ';', ' ']))

@@ -367,7 +367,7 @@ fn a_crash_tells_the_routers_last_words() {
         "crash",
         ConditionType::RouterAvailable,
         ("False", "CrashLooping"),
-        &["thread panicked", "kubectl logs -n models chat-1 --previous"],
+        &["thread panicked", "`kubectl logs -n models chat-1 --previous`"],
     );
     crash.check("no refusal", ConditionType::ConfigApplied, ("False", "RolloutPending"), &[]);
     let refused = World::new().down(ended(2, "config.yaml:3: blockSize: too large"));
@@ -443,6 +443,32 @@ fn tokenizer_and_index_are_told_by_the_reports() {
     other.check("another name", index, ("Unknown", "NoWorkers"), &["list Qwen/Qwen3-8B", "spec.model.name"]);
     let off = World::of(json!({}), pool(json!({"kvEvents": {"transport": "None"}})));
     off.check("no events", index, ("True", "Disabled"), &[]);
+}
+
+/// Case K15: what one router holds as of a message, every other one holds.
+#[test]
+fn routers_that_hold_different_views_are_told() {
+    let holding = |blocks: Value, seq: u64| {
+        let view = json!({"trust": "exact", "epoch": 4, "seq": seq, "blocks": blocks});
+        worker("a", json!({"targets": [target(view)]}))
+    };
+    let pair = |first: Value, second: Value| {
+        let mut world = World::new().reporting(&[first], json!({}));
+        world.observed.pods[1] = router_pod("chat-2", json!({}), Some(world.report(&[second], json!({}))));
+        world
+    };
+    let (index, warm) = (ConditionType::IndexWarm, ("True", "Warm"));
+    pair(holding(json!(10), 7), holding(json!(10), 7)).check("the same", index, warm, &[]);
+    pair(holding(json!(10), 7), holding(json!(12), 8)).check("of different times", index, warm, &[]);
+    pair(holding(json!(10), 7), holding(Value::Null, 7)).check("it does not say", index, warm, &[]);
+    let other = pair(holding(json!(10), 7), holding(json!(12), 7));
+    other.check(
+        "different",
+        index,
+        ("False", "ViewsDiffer"),
+        &["chat-1, chat-2", "those of a;", "delete these pods"],
+    );
+    other.check("a loss", ConditionType::Degraded, ("True", "ViewsDiffer"), &[]);
 }
 
 /// Cases K10 and G09: what a router reports of a view is told, whatever it is.

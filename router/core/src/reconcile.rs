@@ -214,6 +214,13 @@ impl Reconciliation {
     pub fn compare(&mut self, now: Tick, comparison: Comparison, size: BlockSize, hybrid: bool) -> Outcome {
         let outcome = comparison.outcome(size);
         if comparison.predicted.0 > 0 || outcome == Outcome::More {
+            if now.since(self.compared) > FORGOTTEN_AFTER {
+                (self.drift, self.until_cause) = (None, 0);
+                // The credit of a hybrid view lives on what it has shown.
+                if !hybrid {
+                    self.window.clear();
+                }
+            }
             if self.window.len() == WINDOW {
                 self.window.pop_front();
             }
@@ -269,8 +276,7 @@ impl Reconciliation {
             Direction::More
         };
         // A likeliest cause that changed with every answer would say nothing: it stays
-        // until there are as many more comparisons as it was found by. Those that came
-        // out as predicted tell nothing of it.
+        // until there are as many more comparisons as came out wrong when it was found.
         self.until_cause = self.until_cause.saturating_sub(1);
         match self.drift.filter(|drift| drift.direction == direction && self.until_cause > 0) {
             Some(drift) => Some(drift),
@@ -410,7 +416,11 @@ mod tests {
     fn a_drift_is_forgotten_without_comparisons() {
         let known = after(false, vec![of(64, 0); 10]);
         assert!(known.drift(Tick(FORGOTTEN_AFTER.0)).is_some());
-        assert_eq!(known.drift(Tick(FORGOTTEN_AFTER.0 + 1)), None);
+        let later = Tick(FORGOTTEN_AFTER.0 + 1);
+        assert_eq!(known.drift(later), None);
+        let mut known = known;
+        known.compare(later, of(64, 64), size(), false);
+        assert_eq!(known.drift(later), None, "what was before it is forgotten for good");
     }
 
     #[test]

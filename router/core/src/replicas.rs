@@ -172,10 +172,11 @@ impl Heard {
 }
 
 /// The messages that tell `loads`, each of at most `bytes` bytes; each holds one
-/// load at least, however small `bytes` is.
+/// load at least, however small `bytes` is. Workers with names that are too long for
+/// readers are left out.
 pub fn encode(domain: Domain, replica: ReplicaId, loads: &[(Target, Load)], bytes: usize) -> Vec<Vec<u8>> {
     let (mut messages, mut body, mut count) = (Vec::new(), Vec::new(), 0);
-    for (target, load) in loads {
+    for (target, load) in loads.iter().filter(|(target, _)| target.worker.as_str().len() <= MAX_WORKER) {
         let before = body.len();
         write_load(&mut body, target, *load);
         if count > 0 && (count == MAX_LOADS || HEAD_BYTES + body.len() > bytes) {

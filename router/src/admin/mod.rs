@@ -144,7 +144,7 @@ async fn workers(State(pool): State<Arc<Pool>>) -> Response {
         targets.map(|target| (target.target.to_string(), load(&target.account))).collect()
     };
     let (load, elsewhere) = (by_target(&Account::load), by_target(&|it| it.booked_elsewhere(now)));
-    Json(json!({"workers": report.workers, "load": load, "bookedElsewhere": elsewhere})).into_response()
+    Json(json!({"workers": report.workers, "load": load, "booked_elsewhere": elsewhere})).into_response()
 }
 
 /// What would be picked for the posted body now. Books nothing.

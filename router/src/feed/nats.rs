@@ -1,7 +1,7 @@
 //! The NATS feed: follows all bridges of a pool. Loads of its routers share the
 //! connection, in a task of their own: a snapshot must not hold them up.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -34,6 +34,9 @@ const RECONNECT: Duration = Duration::from_secs(1);
 /// become a flood of requests.
 const REFETCH: Duration = Duration::from_secs(1);
 
+/// Most refusals of a broker that are logged, each once: they name a subject.
+const REFUSALS: usize = 16;
+
 /// A client that keeps trying, also when the broker is down at first.
 /// `on_connected` hears of every change.
 pub async fn connect(
@@ -42,7 +45,7 @@ pub async fn connect(
     on_connected: impl Fn(bool) + Send + Sync + 'static,
 ) -> anyhow::Result<Client> {
     let on_connected = Arc::new(on_connected);
-    let refused = Arc::new(parking_lot::Mutex::new(None::<String>));
+    let refused = Arc::new(parking_lot::Mutex::new(BTreeSet::new()));
     let mut options = ConnectOptions::new()
         .name("kvrouter")
         .retry_on_initial_connect()
@@ -62,7 +65,8 @@ pub async fn connect(
                     // Such as a permission that is missing; again with every message.
                     Event::ServerError(error) => {
                         let error = error.to_string();
-                        if refused.lock().replace(error.clone()).is_none_or(|before| before != error) {
+                        let mut refused = refused.lock();
+                        if refused.len() < REFUSALS && refused.insert(error.clone()) {
                             tracing::warn!(target: "kv_router::feed", error, "broker refuses; see the permissions that routers and bridges need");
                         }
                     }

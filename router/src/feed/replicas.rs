@@ -24,6 +24,9 @@ use crate::pool::Pool;
 /// Between two looks at what is booked. A change waits half of it on average, and
 /// all changes of that time are one message: 40 rounds a second at most.
 const LOOK: Duration = Duration::from_millis(25);
+/// Other routers for which one look is enough. Where there are more, each looks less
+/// often: what all of them hear together grows with their number, not its square.
+const OTHERS: usize = 4;
 /// Most bytes of a message, where the server takes as many: a router with hundreds of
 /// busy targets says so in a few messages, and none of them holds up events.
 const MESSAGE_BYTES: usize = 32 << 10;
@@ -39,7 +42,7 @@ pub(super) async fn share(
 ) -> anyhow::Result<()> {
     let mut others = client.subscribe(subject.clone()).await.context("failed to subscribe to loads")?;
     let mut sharing = Sharing { pool, client, subject, replica, telling: Telling::default() };
-    let mut look = interval(LOOK);
+    let (mut look, mut looks) = (interval(LOOK), 0);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -47,7 +50,13 @@ pub(super) async fn share(
                 Some(message) => sharing.hear(&message.payload),
                 None => anyhow::bail!("subscription to loads ended"),
             },
-            _ = look.tick() => sharing.tell().await,
+            _ = look.tick() => {
+                looks += 1;
+                if looks >= sharing.others().div_ceil(OTHERS) {
+                    looks = 0;
+                    sharing.tell().await;
+                }
+            }
             () = leaving.cancelled() => return sharing.leave().await,
         }
     }
@@ -72,6 +81,10 @@ impl Sharing {
         let booked = targets.map(|target| (&target.target, target.account.load()));
         let due = self.telling.due(self.pool.clock.now(), booked);
         self.publish(&due).await;
+    }
+
+    fn others(&self) -> usize {
+        self.pool.heard.lock().count(self.pool.clock.now())
     }
 
     async fn leave(&mut self) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvrouter_core::trust::PrefixCaching;
-use kvrouter_crds::config::Engine;
+use kvrouter_crds::config::{Engine, EventTransport};
 use kvrouter_crds::health::Problem;
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
                 let _ = read_engine(&pool, &upstream, &worker, found.engine).await;
             }
             if found.ready {
-                note_adapters(&worker, &found);
+                note_adapters(&pool, &worker, &found);
             }
             if found.ready || failures >= FAILURES || !was_ready {
                 let turned = found.ready != was_ready;
@@ -247,12 +247,17 @@ async fn read_engine(
 
 /// SGLang's events name adapters since 0.5.22. Before that, their blocks look like
 /// the base model's.
-fn note_adapters(worker: &Worker, found: &WorkerStatus) {
-    let untold = found.engine == Engine::SGLang
-        && found.models.iter().any(|model| model.adapter)
-        && worker.status().engine_version.as_deref().and_then(version).is_some_and(|it| it < [0, 5, 22]);
-    for target in &worker.targets {
-        target.trust.lock().set_adapters_untold(untold);
+fn note_adapters(pool: &Pool, worker: &Worker, found: &WorkerStatus) {
+    let has_events = pool.config.file.kv_events.transport != EventTransport::None;
+    let serves_any = found.models.iter().any(|model| model.adapter);
+    if !has_events || found.engine != Engine::SGLang || !serves_any {
+        return;
+    }
+    // One that does not say its release may be an old one.
+    if worker.status().engine_version.as_deref().and_then(version).is_none_or(|it| it < [0, 5, 22]) {
+        for target in &worker.targets {
+            target.trust.lock().adapters_untold();
+        }
     }
 }
 

@@ -524,15 +524,16 @@ impl Account {
         self.memory.lock().images.seen(images)
     }
 
-    /// All that is known of its load, where `request` may have been counted already.
+    /// All that is known of its load, where `request`, which hits `hits` blocks there, may
+    /// have been counted already.
     #[inline]
-    pub(super) fn load_for(&self, now: Tick, request: &PickRequest<'_>) -> Load {
+    pub(super) fn load_for(&self, now: Tick, request: &PickRequest<'_>, hits: u64) -> Load {
         if !self.outside_spoke.load(Ordering::Relaxed) {
             return self.own_load();
         }
         match self.others.get(now) {
-            Some(others) => self.own_load().plus(others),
-            None => self.load_beside(now, request),
+            Some(others) => self.own_load().plus(others.beside_hits(hits)),
+            None => self.load_beside(now, request, hits),
         }
     }
 
@@ -546,11 +547,12 @@ impl Account {
         }
     }
 
-    fn load_beside(&self, now: Tick, request: &PickRequest<'_>) -> Load {
+    fn load_beside(&self, now: Tick, request: &PickRequest<'_>, hits: u64) -> Load {
         let booked = self.own_load();
         let outside = &self.memory.lock().outside;
         self.work_out_others(now, outside);
-        booked.plus(outside.beyond(now, booked, self.waiting.get(), request.prompt, request.size))
+        let beyond = outside.beyond(now, booked, self.waiting.get(), request.prompt, request.size);
+        booked.plus(beyond.beside_hits(hits))
     }
 
     /// Under the lock of `outside`, so that nothing older comes after.
@@ -741,13 +743,16 @@ mod tests {
             now += roll(900);
             if roll(3) == 0 {
                 let (id, requests) = (roll(5), roll(3));
-                let load = Load { requests, context: Tokens(requests * 7), ..Load::default() };
+                let (active_blocks, context) = (requests * 9, Tokens(requests * 7));
+                let load = Load { active_blocks, context, requests, ..Load::default() };
                 account.replica_booked(Tick(now), ReplicaId(id), load);
                 said.insert(id, (now, load));
             }
             let fresh = said.values().filter(|(at, _)| now - at <= 3_000);
             let others = fresh.fold(Load::default(), |sum, (_, load)| sum.plus(*load));
-            assert_eq!(account.load_for(Tick(now), &request), own.plus(others), "at {now}");
+            assert_eq!(account.load_for(Tick(now), &request, 0), own.plus(others), "at {now}");
+            let beside = Load { active_blocks: others.requests * 5, ..others };
+            assert_eq!(account.load_for(Tick(now), &request, 4), own.plus(beside), "at {now}");
             assert_eq!((account.booked_elsewhere(Tick(now)), account.load()), (others, own));
         }
     }

@@ -106,6 +106,17 @@ impl Outside {
 }
 
 impl Load {
+    /// Load of requests that others booked, beside a request that hits `hits` blocks on
+    /// the target. What they booked is known by number alone; but where this request
+    /// hits, theirs most likely do too, and blocks that both share are no load to it. So
+    /// each of theirs may share as many, and keeps one block at least.
+    #[must_use]
+    pub fn beside_hits(self, hits: u64) -> Self {
+        let shared = self.requests.saturating_mul(hits);
+        let least = self.active_blocks.min(self.requests);
+        Self { active_blocks: self.active_blocks.saturating_sub(shared).max(least), ..self }
+    }
+
     /// Both together.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -131,6 +142,15 @@ mod tests {
         let size = BlockSize::new(16).expect("not zero");
         let found = outside.beyond(Tick(now), booked, 1, Tokens(320), size);
         assert_eq!(found, expected, "{why}");
+    }
+
+    #[test]
+    fn blocks_that_a_request_hits_are_no_load_of_others_to_it() {
+        let two = load(2_002, 32, 32_032, 2);
+        for (hits, active_blocks) in [(0, 2_002), (100, 1_802), (1_000, 2), (u64::MAX, 2)] {
+            assert_eq!(two.beside_hits(hits), Load { active_blocks, ..two }, "{hits}");
+        }
+        assert_eq!(load(1, 0, 9, 3).beside_hits(5).active_blocks, 1, "no more than there are");
     }
 
     #[test]

@@ -277,7 +277,6 @@ impl Trust {
             phase: Phase::Syncing,
             domain_mismatch: self.domain_mismatch,
             reported_page_misfit: self.reported_page_misfit,
-            adapters_untold: self.adapters_untold,
             parity: self.parity,
             caching: self.caching,
             ..Self::default()
@@ -295,10 +294,11 @@ impl Trust {
         self.reported_page_misfit = misfit;
     }
 
-    /// Whether the engine serves adapters and its events do not tell which blocks are
-    /// theirs: they would pass for the base model's.
-    pub fn set_adapters_untold(&mut self, untold: bool) {
-        self.adapters_untold = untold;
+    /// The engine serves adapters, and its events do not tell which blocks are theirs:
+    /// they pass for the base model's. They stay in the view until its next life, also
+    /// where the adapters go.
+    pub fn adapters_untold(&mut self) {
+        self.adapters_untold = true;
     }
 
     /// Whether the worker renders prompts as the router does. Stays over a new
@@ -515,10 +515,9 @@ mod tests {
         trust.reset();
         check("mismatch stays", &trust, 1_000, (State::Mismatched, Reason::ReportedPageSizeMismatch, false));
         trust.set_reported_page_misfit(false);
-        trust.set_adapters_untold(true);
+        trust.adapters_untold();
+        check("mixed blocks", &trust, 1_000, (State::Mismatched, Reason::AdaptersUntold, false));
         trust.reset();
-        check("also in its next life", &trust, 1_000, (State::Mismatched, Reason::AdaptersUntold, false));
-        trust.set_adapters_untold(false);
         check("the view is gone", &trust, 1_000, (State::Syncing, Reason::SnapshotPending, false));
     }
 
