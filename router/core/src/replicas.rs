@@ -297,7 +297,14 @@ mod tests {
     }
 
     fn one_message(loads: &[(Target, Load)]) -> Vec<u8> {
-        encode(DOMAIN, ReplicaId(0x1122_3344_5566_7788), loads, 1 << 20).remove(0)
+        let mut body = Vec::new();
+        loads.iter().for_each(|(target, load)| write_load(&mut body, target, *load));
+        let replica = ReplicaId(0x1122_3344_5566_7788);
+        let bytes = message(DOMAIN, replica, loads.len(), &body);
+        let is_told = loads.iter().all(|(target, _)| target.worker.as_str().len() <= MAX_WORKER);
+        let whole = is_told.then(|| bytes.clone());
+        assert_eq!(encode(DOMAIN, replica, loads, 1 << 20).first().cloned(), whole, "or nothing at all");
+        bytes
     }
 
     #[test]
