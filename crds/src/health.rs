@@ -1,7 +1,8 @@
 //! The router's health report: JSON at `/health/report`.
 //!
-//! No prompts, no hashes, and no counters that move with traffic alone, but for the
-//! replicas that were heard. Every problem carries a stable reason and a sentence that ends with the next step.
+//! No prompts and no hashes. Of what moves with traffic alone there are message numbers,
+//! views' sizes and the replicas that were heard, which readers do not wake up for. Every
+//! problem carries a stable reason and a sentence that ends with the next step.
 
 use serde::{Deserialize, Serialize};
 

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use rmp::encode as write;
 
 use crate::blocks::Domain;
-use crate::events::msgpack::{ReadError, Reader};
+use crate::events::msgpack::{ReadError, Reader, infallible};
 use crate::ids::{DpRank, Target};
 use crate::policy::Load;
 use crate::policy::outside::{LIFETIME, MAX_REPLICAS, ReplicaId};
@@ -263,11 +263,6 @@ fn amount(reader: &mut Reader<'_>, field: &'static str) -> Result<u64, MessageEr
         amount if amount <= MAX_AMOUNT => Ok(amount),
         _ => Err(MessageError::Range { field }),
     }
-}
-
-/// Writing to a vector cannot fail; the encoder's signature does not know.
-fn infallible<T, E>(written: Result<T, E>) {
-    debug_assert!(written.is_ok(), "a vector takes all bytes");
 }
 
 trait AtField<T> {

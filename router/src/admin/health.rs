@@ -137,10 +137,10 @@ fn verdict(pool: &Pool, target: &TargetState) -> Verdict {
 }
 
 fn target_health(pool: &Pool, target: &TargetState) -> TargetHealth {
-    let state = verdict(pool, target);
+    let before = verdict(pool, target);
     let blocks = pool.index.block_count(target.slot) as u64;
     let verdict = verdict(pool, target);
-    let is_same = (state.epoch, state.seq) == (verdict.epoch, verdict.seq);
+    let is_unmoved = (before.epoch, before.seq) == (verdict.epoch, verdict.seq);
     let facts = target.facts();
     TargetHealth {
         rank: target.target.rank.0,
@@ -152,7 +152,7 @@ fn target_health(pool: &Pool, target: &TargetState) -> TargetHealth {
         reconciled: Some(reconciled_health(pool, target)),
         epoch: verdict.epoch.0,
         seq: verdict.seq,
-        blocks: is_same.then_some(blocks),
+        blocks: is_unmoved.then_some(blocks),
     }
 }
 

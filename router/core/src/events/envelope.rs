@@ -12,7 +12,7 @@
 use rmp::encode as write;
 
 use super::digest::Quality;
-use super::msgpack::{ReadError, Reader};
+use super::msgpack::{ReadError, Reader, infallible};
 use super::{Delta, Tier};
 use crate::blocks::{BlockHash, Domain, NamespaceId};
 use crate::ids::Epoch;
@@ -351,11 +351,6 @@ fn wide(reader: &mut Reader<'_>, field: &'static str) -> Result<u128, EnvelopeEr
 
 fn fixed<const N: usize>(reader: &mut Reader<'_>, field: &'static str) -> Result<[u8; N], EnvelopeError> {
     reader.bin().at(field)?.try_into().map_err(|_| EnvelopeError::Range { field })
-}
-
-/// Writing to a vector cannot fail; the encoder's signature does not know.
-fn infallible<T, E>(written: Result<T, E>) {
-    debug_assert!(written.is_ok(), "a vector takes all bytes");
 }
 
 trait AtField<T> {

@@ -328,6 +328,12 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Takes note of what was written to a vector, which cannot fail; the encoder's
+/// signature does not know.
+pub(crate) fn infallible<T, E>(written: Result<T, E>) {
+    debug_assert!(written.is_ok(), "a vector takes all bytes");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
