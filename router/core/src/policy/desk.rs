@@ -234,7 +234,7 @@ impl Desk {
                 last = *like;
             }
             shape_of.push(last.2);
-            let hits = shapes[last.2 as usize].hits.total();
+            let hits = || shapes[last.2 as usize].hits.total();
             loads.push(account.load_for(now, request, hits));
             if counts_demand {
                 demands.push(account.demand());

@@ -527,13 +527,13 @@ impl Account {
     /// All that is known of its load, where `request`, which hits `hits` blocks there, may
     /// have been counted already.
     #[inline]
-    pub(super) fn load_for(&self, now: Tick, request: &PickRequest<'_>, hits: u64) -> Load {
+    pub(super) fn load_for(&self, now: Tick, request: &PickRequest<'_>, hits: impl Fn() -> u64) -> Load {
         if !self.outside_spoke.load(Ordering::Relaxed) {
             return self.own_load();
         }
         match self.others.get(now) {
-            Some(others) => self.own_load().plus(others.beside_hits(hits)),
-            None => self.load_beside(now, request, hits),
+            Some(others) => self.own_load().plus(others.beside_hits(hits())),
+            None => self.load_beside(now, request, hits()),
         }
     }
 
