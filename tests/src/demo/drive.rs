@@ -26,11 +26,11 @@ pub struct Driven {
     pub elapsed: Duration,
 }
 
-/// Talks through all of `workload` at `url`. Request ids are `demo-LABEL-CONVERSATION-TURN`. The
-/// first request that fails ends it.
+/// Talks through all of `workload` at `urls`, one turn here and the next there. Request ids are
+/// `demo-LABEL-CONVERSATION-TURN`. The first request that fails ends it.
 pub async fn drive(
     client: &Client,
-    url: &str,
+    urls: &[String],
     label: &str,
     workload: &Workload,
     bar: &ProgressBar,
@@ -40,7 +40,7 @@ pub async fn drive(
     let next = Arc::new(AtomicUsize::new(0));
     let mut users = JoinSet::new();
     for _ in 0..workload.concurrent {
-        let (client, url, label, bar) = (client.clone(), url.to_owned(), label.to_owned(), bar.clone());
+        let (client, urls, label, bar) = (client.clone(), urls.to_owned(), label.to_owned(), bar.clone());
         let (conversations, next) = (Arc::clone(&conversations), Arc::clone(&next));
         users.spawn(async move {
             let mut chats = Vec::new();
@@ -48,7 +48,7 @@ pub async fn drive(
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(conversation) = conversations.get(number) else { return Ok(chats) };
                 let id = format!("demo-{label}-{number}");
-                chats.extend(converse(&client, &url, &id, conversation, &bar).await?);
+                chats.extend(converse(&client, &urls, &id, conversation, &bar).await?);
             }
         });
     }
@@ -64,14 +64,14 @@ pub async fn drive(
 /// One conversation from its first turn to its last.
 async fn converse(
     client: &Client,
-    url: &str,
+    urls: &[String],
     id: &str,
     conversation: &Conversation,
     bar: &ProgressBar,
 ) -> anyhow::Result<Vec<Chat>> {
     let mut messages = vec![json!({"role": "system", "content": &*conversation.system})];
     let mut chats = Vec::new();
-    for (number, turn) in conversation.turns.iter().enumerate() {
+    for ((number, turn), url) in conversation.turns.iter().enumerate().zip(urls.iter().cycle()) {
         // Users think; nothing waits for this.
         tokio::time::sleep(turn.think).await;
         messages.push(json!({"role": "user", "content": turn.text}));

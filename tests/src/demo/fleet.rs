@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::drive::body;
-use super::manifests;
+use super::manifests::{self, Settings};
 use super::results::Policy;
 use crate::client::Client;
 use crate::process::{EngineAddresses, Process, RouterAddresses, nats_command, sibling};
@@ -55,16 +55,30 @@ pub struct Nats {
     _process: Process,
 }
 
+/// Running engines, all alike.
+#[derive(Debug)]
+pub struct Engines {
+    /// Where each listens.
+    pub addresses: Vec<EngineAddresses>,
+    _processes: Vec<Process>,
+}
+
+/// A running kv-router.
+#[derive(Debug)]
+pub struct Router {
+    /// Where it listens.
+    pub addresses: RouterAddresses,
+    /// The program.
+    pub process: Process,
+}
+
 /// Engines, bridges and a router.
 #[derive(Debug)]
 pub struct Fleet {
-    /// Where the router listens.
-    pub router: RouterAddresses,
-    engines: Vec<EngineAddresses>,
     // The router first: it goes before what it talks to.
-    router_process: Process,
+    router: Router,
     _bridges: Vec<Process>,
-    _engine_processes: Vec<Process>,
+    engines: Engines,
 }
 
 impl Nats {
@@ -77,40 +91,57 @@ impl Nats {
     }
 }
 
-impl Fleet {
-    /// Starts everything and waits until the router is ready.
-    pub async fn start(policy: Policy, events: &Events, logs: &Path) -> anyhow::Result<Self> {
-        let settings = manifests::render()?;
-        let log = |name: &str| logs.join(format!("{}-{name}.log", policy.label()));
+impl Engines {
+    /// Starts [`ENGINES`] of them, with `flags` over the demo's; logs are named `LABEL-engine-N.log`.
+    pub async fn start(label: &str, flags: &[&str], logs: &Path) -> anyhow::Result<Self> {
         let program = sibling("engine-sim")?;
-        let mut processes = (1..=ENGINES)
-            .map(|number| start_engine(&program, number, &log(&format!("engine-{number}"))))
-            .collect::<anyhow::Result<Vec<Process>>>()?;
-        let mut engines = Vec::new();
+        let start = |number: usize| {
+            let log = logs.join(format!("{label}-engine-{number}.log"));
+            start_engine(&program, number, flags, &log)
+        };
+        let mut processes = (1..=ENGINES).map(start).collect::<anyhow::Result<Vec<Process>>>()?;
+        let mut addresses = Vec::new();
         for process in &mut processes {
-            engines.push(process.engine_addresses().await?);
+            addresses.push(process.engine_addresses().await?);
         }
-        let program = sibling("kv-router")?;
-        let mut bridges = Vec::new();
-        if let Events::Nats(url) = events {
-            for (number, engine) in (1..).zip(&engines) {
-                let log = log(&format!("bridge-{number}"));
-                bridges.push(start_bridge(&program, number, engine, url, &settings.start, &log)?);
-            }
+        Ok(Self { addresses, _processes: processes })
+    }
+
+    /// Requests that each received, in their order.
+    pub async fn requests(&self, client: &Client) -> anyhow::Result<Vec<u64>> {
+        let mut counts = Vec::new();
+        for engine in &self.addresses {
+            let state = client.get(&format!("http://{}/sim/state", engine.http)).await?.json()?;
+            let count = state.pointer("/ranks/0/requests_total").and_then(Value::as_u64);
+            counts.push(count.context("an engine's state has no count of requests")?);
         }
-        let files = settings.clone().write(policy.in_files(), events, &engines, logs, policy.label())?;
-        let mut command = Command::new(&program);
+        Ok(counts)
+    }
+}
+
+impl Router {
+    /// Starts one in front of `engines` and waits until it is ready.
+    pub async fn start(
+        settings: &Settings,
+        policy: Policy,
+        events: &Events,
+        engines: &Engines,
+        logs: &Path,
+    ) -> anyhow::Result<Self> {
+        let (label, policy) = (policy.label(), policy.in_files());
+        let files = settings.clone().write(policy, events, &engines.addresses, logs, label)?;
+        let mut command = Command::new(sibling("kv-router")?);
         command.args(["serve", "--config"]).arg(&files.start).arg("--live-config").arg(&files.live);
-        let mut router_process = Process::start("kv-router", &mut command, &log("router"))?;
-        let router = router_process.router_addresses().await?;
-        let fleet = Self { router, engines, router_process, _bridges: bridges, _engine_processes: processes };
-        fleet.wait_until_ready().await?;
-        Ok(fleet)
+        let log = logs.join(format!("{label}-router.log"));
+        let mut process = Process::start("kv-router", &mut command, &log)?;
+        let router = Self { addresses: process.router_addresses().await?, process };
+        router.wait_until_ready().await?;
+        Ok(router)
     }
 
     async fn wait_until_ready(&self) -> anyhow::Result<()> {
         let client = Client::new();
-        let url = format!("http://{}/readyz", self.router.http);
+        let url = format!("http://{}/readyz", self.addresses.http);
         let deadline = Instant::now() + READY;
         loop {
             let answer = client.get(&url).await?;
@@ -118,39 +149,56 @@ impl Fleet {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                let report = client.get(&format!("http://{}/health/report", self.router.metrics)).await?;
+                let report = client.get(&format!("http://{}/health/report", self.addresses.metrics)).await?;
                 bail!("the router does not get ready ({}); it says: {}", answer.text(), report.text());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
+}
+
+impl Fleet {
+    /// Starts everything and waits until the router is ready.
+    pub async fn start(policy: Policy, events: &Events, logs: &Path) -> anyhow::Result<Self> {
+        let (settings, label) = (manifests::render()?, policy.label());
+        let engines = Engines::start(label, &[], logs).await?;
+        let program = sibling("kv-router")?;
+        let mut bridges = Vec::new();
+        if let Events::Nats(url) = events {
+            for (number, engine) in (1..).zip(&engines.addresses) {
+                let log = logs.join(format!("{label}-bridge-{number}.log"));
+                bridges.push(start_bridge(&program, number, engine, url, &settings.start, &log)?);
+            }
+        }
+        let router = Router::start(&settings, policy, events, &engines, logs).await?;
+        Ok(Self { router, _bridges: bridges, engines })
+    }
+
+    /// Where the router takes chats.
+    pub fn url(&self) -> String {
+        format!("http://{}/v1/chat/completions", self.router.addresses.http)
+    }
+
+    /// The engines.
+    pub const fn engines(&self) -> &Engines {
+        &self.engines
+    }
 
     /// One line for people: who listens where.
     pub fn addresses(&self) -> String {
-        let engines: Vec<&str> = self.engines.iter().map(|engine| engine.http.as_str()).collect();
-        format!("router {}, engines {}", self.router.http, short(&engines))
+        let engines: Vec<&str> = self.engines.addresses.iter().map(|engine| engine.http.as_str()).collect();
+        format!("router {}, engines {}", self.router.addresses.http, short(&engines))
     }
 
     /// The router's log.
     pub fn router_log(&self) -> &Path {
-        &self.router_process.log
-    }
-
-    /// Requests that each engine received, in the engines' order.
-    pub async fn requests_per_worker(&self, client: &Client) -> anyhow::Result<Vec<u64>> {
-        let mut counts = Vec::new();
-        for engine in &self.engines {
-            let state = client.get(&format!("http://{}/sim/state", engine.http)).await?.json()?;
-            let count = state.pointer("/ranks/0/requests_total").and_then(Value::as_u64);
-            counts.push(count.context("an engine's state has no count of requests")?);
-        }
-        Ok(counts)
+        &self.router.process.log
     }
 
     /// Requests for a shell, each with a word on what it shows.
     pub fn things_to_try(&self) -> String {
-        let RouterAddresses { http, metrics, admin } = &self.router;
-        let worker = self.engines.first().map_or("", |engine| engine.http.as_str());
+        let RouterAddresses { http, metrics, admin } = &self.router.addresses;
+        let worker = self.engines.addresses.first().map_or("", |engine| engine.http.as_str());
         let messages = [json!({"role": "user", "content": "What is a prefix cache?"})];
         let body = body(&messages, 24);
         format!(
@@ -173,14 +221,15 @@ impl Fleet {
     }
 }
 
-fn start_engine(program: &Path, number: usize, log: &Path) -> anyhow::Result<Process> {
+fn start_engine(program: &Path, number: usize, flags: &[&str], log: &Path) -> anyhow::Result<Process> {
     let mut command = Command::new(program);
     command
         .args(["--wire", "vllm-0.33", "--model", MODEL, "--tokenizer", TOKENIZER])
         .args(["--page-size", &PAGE_TOKENS.to_string(), "--num-pages", &PAGES.to_string()])
         .args(["--prefill-tokens-per-second", &PREFILL_TOKENS_PER_SECOND.to_string()])
         .args(["--step-ms", STEP_MS, "--decode-request-ms", DECODE_REQUEST_MS])
-        .args(["--chunk-tokens", CHUNK_TOKENS]);
+        .args(["--chunk-tokens", CHUNK_TOKENS])
+        .args(flags);
     Process::start(&format!("engine-sim {number}"), &mut command, log)
 }
 

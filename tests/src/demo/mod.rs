@@ -125,12 +125,11 @@ async fn measure(policy: Policy, fleet: &Fleet, workload: &Workload) -> anyhow::
         .with_style(style)
         .with_prefix(name);
     let client = Client::new();
-    let url = format!("http://{}/v1/chat/completions", fleet.router.http);
-    let driven = drive(&client, &url, name, workload, &bar).await;
+    let driven = drive(&client, &[fleet.url()], name, workload, &bar).await;
     bar.finish_and_clear();
     let driven = driven.with_context(|| format!("{name} failed; see {}", fleet.router_log().display()))?;
-    let per_worker = fleet.requests_per_worker(&client).await?;
-    let result = PolicyResult::new(policy, &driven, per_worker);
+    let per_worker = fleet.engines().requests(&client).await?;
+    let result = PolicyResult::new(policy.label(), &driven, per_worker);
     println!("{name:<16} {} requests in {:.1} s", result.requests, result.seconds);
     Ok(result)
 }

@@ -86,7 +86,7 @@ impl Policy {
 
 impl PolicyResult {
     /// Adds up what was measured. `driven` has at least one answer.
-    pub fn new(policy: Policy, driven: &Driven, requests_per_worker: Vec<u64>) -> Self {
+    pub fn new(policy: &'static str, driven: &Driven, requests_per_worker: Vec<u64>) -> Self {
         let sum = |count: fn(&Chat) -> u64| driven.chats.iter().map(count).sum::<u64>();
         let (prompt, cached) = (sum(|chat| chat.prompt_tokens), sum(|chat| chat.cached_tokens));
         let mut times: Vec<Duration> = driven.chats.iter().map(|chat| chat.first_token).collect();
@@ -95,7 +95,7 @@ impl PolicyResult {
         let mean = all as f64 / requests_per_worker.len().max(1) as f64;
         let most = requests_per_worker.iter().max().copied().unwrap_or(0);
         Self {
-            policy: policy.label(),
+            policy,
             requests: driven.chats.len(),
             seconds: driven.elapsed.as_secs_f64(),
             prompt_tokens: prompt,
