@@ -495,6 +495,30 @@ fn asks_otherwise<K: Resource>(old: &K, new: &K) -> bool {
 mod tests {
     use super::*;
 
+    /// What was listed once stays, and a kind that cannot be read holds nobody up.
+    #[test]
+    fn an_optional_kind_is_known_before_it_can_be_read() {
+        let (sender, presence) = watch::channel(Presence::Unknown);
+        let kind = gateway_pools_if_any(sender);
+        let answer = |code: u16| {
+            let status = kube::core::Status::failure("", "").with_code(code);
+            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+        };
+        let after = |code, pause| {
+            kind.failed(&answer(code), pause);
+            *presence.borrow()
+        };
+        assert_eq!(after(500, MIN_PAUSE), Presence::Unknown, "it may heal at once");
+        assert_eq!(after(500, MAX_PAUSE), Presence::Unreadable, "it does not");
+        assert!(kind.found(Presence::Listed) && !kind.found(Presence::Listed), "new once");
+        assert_eq!(after(403, MAX_PAUSE), Presence::Listed, "it was listed");
+        assert!(kind.found(Presence::Unknown));
+        assert_eq!(after(403, MIN_PAUSE), Presence::Unreadable, "nobody grants rights at once");
+        let of_ours = root::<KvRouter>("KvRouter");
+        of_ours.failed(&answer(403), MAX_PAUSE);
+        assert!(!of_ours.found(Presence::NotInstalled), "a kind that must be there");
+    }
+
     #[test]
     fn an_object_waits_once() {
         let depth = IntGauge::new("depth", "objects").expect("a gauge");
