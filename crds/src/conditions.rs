@@ -110,6 +110,14 @@ words! {
         PoolNotFound,
         /// The pool itself is not accepted.
         PoolNotAccepted,
+        /// The cluster does not have the kind that is referred to.
+        KindNotInstalled,
+        /// There is no pool of that name in the namespace, among those of the Gateway API.
+        GatewayPoolNotFound,
+        /// Pools of the Gateway API cannot be read.
+        GatewayPoolUnreadable,
+        /// The pool of the Gateway API has no selector or no ports that can be used.
+        GatewayPoolUnusable,
         /// There is no workload of that kind and name.
         WorkloadNotFound,
         /// The workload is made by another controller, which would undo every change.
@@ -271,6 +279,10 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::ResolvedRefs,
             Reason::PoolNotFound,
             Reason::PoolNotAccepted,
+            Reason::KindNotInstalled,
+            Reason::GatewayPoolNotFound,
+            Reason::GatewayPoolUnreadable,
+            Reason::GatewayPoolUnusable,
             Reason::WorkloadNotFound,
             Reason::WorkloadControlled,
             Reason::WorkloadOutsidePool,

@@ -25,4 +25,4 @@ pub const CRD_REVISION_ANNOTATION: &str = "kvrouter.dev/crd-revision";
 /// Counts the changes of the definitions. An operator refuses to work with a
 /// lower one than its own: the API server would drop the fields that it writes.
 /// Raise it with every change of a schema.
-pub const CRD_REVISION: u32 = 2;
+pub const CRD_REVISION: u32 = 3;

@@ -5,7 +5,7 @@
 //! API server refuses them. What needs other objects (is there such a
 //! workload, do two pools share pods) is a condition. The plural is
 //! `kvinferencepools`: the plain one belongs to the Gateway API Inference
-//! Extension.
+//! Extension, whose pools can be referred to.
 
 #![allow(unreachable_pub, reason = "the schema derive copies these structs inside a function")]
 
@@ -48,29 +48,40 @@ use crate::config::{
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.selector) || has(self.gatewayPoolRef)")
+    .message("selector and targetPorts are missing: name both, or gatewayPoolRef instead of them").field_path(".selector"))]
+#[x_kube(validation = Rule::new("has(self.targetPorts) || !has(self.selector)")
+    .message("targetPorts are missing: name the ports that engines serve requests on").field_path(".targetPorts"))]
+#[x_kube(validation = Rule::new("!has(self.gatewayPoolRef) || (!has(self.selector) && !has(self.targetPorts))")
+    .message("gatewayPoolRef stands instead of selector and targetPorts: remove it, or both of them").field_path(".gatewayPoolRef"))]
 #[x_kube(validation = Rule::new("!has(self.workloads) || self.workloads.all(w, self.workloads.exists_one(o, o.kind == w.kind && o.name == w.name))")
     .message("a workload is named twice: name each kind and name once").field_path(".workloads"))]
 #[x_kube(validation = Rule::new("self.kvEvents.bridge != 'Inject' || (has(self.workloads) && self.workloads.size() > 0)")
     .message("bridge: Inject needs spec.workloads: name the Deployments or StatefulSets that may get the bridge, or use bridge: External").field_path(".kvEvents.bridge"))]
-#[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || !self.targetPorts.exists(p, (self.kvEvents.port <= p.number && p.number < self.kvEvents.port + self.targetPorts.size() * self.dpSize) || (self.kvEvents.replayPort <= p.number && p.number < self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize))")
+#[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || !has(self.targetPorts) || !self.targetPorts.exists(p, (self.kvEvents.port <= p.number && p.number < self.kvEvents.port + self.targetPorts.size() * self.dpSize) || (self.kvEvents.replayPort <= p.number && p.number < self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize))")
     .message("a target port is also a port of kvEvents: engines serve requests and events on different ports, and every rank has its own").field_path(".kvEvents"))]
-#[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || self.kvEvents.port == self.kvEvents.replayPort || self.kvEvents.port + self.targetPorts.size() * self.dpSize <= self.kvEvents.replayPort || self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= self.kvEvents.port")
+#[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || !has(self.targetPorts) || self.kvEvents.port == self.kvEvents.replayPort || self.kvEvents.port + self.targetPorts.size() * self.dpSize <= self.kvEvents.replayPort || self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= self.kvEvents.port")
     .message("port and replayPort are too close: each of targetPorts times dpSize ranks has one of both; move one of them").field_path(".kvEvents"))]
-#[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || (self.kvEvents.port + self.targetPorts.size() * self.dpSize <= 65536 && self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= 65536)")
+#[x_kube(validation = Rule::new("self.kvEvents.transport == 'None' || !has(self.targetPorts) || (self.kvEvents.port + self.targetPorts.size() * self.dpSize <= 65536 && self.kvEvents.replayPort + self.targetPorts.size() * self.dpSize <= 65536)")
     .message("the last rank's port is beyond 65535: each of targetPorts times dpSize ranks has a port and a replayPort; lower one of them").field_path(".kvEvents"))]
-#[x_kube(validation = Rule::new("!has(self.roles) || self.roles.all(r, !has(r.bootstrapPort) || r.bootstrapPort + self.targetPorts.size() <= 65536)")
+#[x_kube(validation = Rule::new("!has(self.roles) || !has(self.targetPorts) || self.roles.all(r, !has(r.bootstrapPort) || r.bootstrapPort + self.targetPorts.size() <= 65536)")
     .message("the last target port's bootstrapPort is beyond 65535: each of targetPorts has its own, counted on; lower it").field_path(".roles"))]
 #[x_kube(validation = Rule::new("!has(self.roles) || self.roles.all(r, !has(r.protocol) || self.engine == 'Auto' || (r.protocol == 'SGLang') == (self.engine == 'SGLang'))")
     .message("protocol: SGLang is for engine: SGLang and NIXL for the others: correct one of them, or use engine: Auto").field_path(".roles"))]
 pub struct InferencePoolSpec {
     /// The model that all engines of the pool serve.
     pub model: ModelSpec,
-    /// Labels that all pods of the pool carry.
+    /// Labels that all pods of the pool carry. Needed, with targetPorts, unless gatewayPoolRef is there.
+    #[serde(default, skip_serializing_if = "LabelSelector::is_empty")]
     pub selector: LabelSelector,
     /// Ports that engines serve requests on. Every port of a pod is a worker.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(validation = Rule::new("self.all(p, self.exists_one(o, o.number == p.number))").message("port numbers must be unique"))]
     #[schemars(length(min = 1, max = MAX_TARGET_PORTS))]
     pub target_ports: Vec<TargetPort>,
+    /// Instead of selector and targetPorts: a pool of the Gateway API Inference Extension that has both. It is only read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway_pool_ref: Option<GatewayPoolRef>,
     /// Data-parallel ranks behind each target port. Routers pick ranks, and bridges follow each of them.
     #[serde(default = "default_dp_size")]
     #[schemars(range(min = 1, max = MAX_DP_SIZE))]
@@ -182,8 +193,17 @@ pub struct ConfigMapSource {
     pub name: String,
 }
 
+/// An InferencePool of inference.networking.k8s.io/v1 in the same namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GatewayPoolRef {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}
+
 /// Labels, all of which a pod must carry.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LabelSelector {
     /// Names and values; at least one, at most 64.
@@ -191,6 +211,13 @@ pub struct LabelSelector {
     #[schemars(extend("minProperties" = 1, "maxProperties" = 64))]
     #[schemars(schema_with = "label_map")]
     pub match_labels: BTreeMap<String, String>,
+}
+
+impl LabelSelector {
+    /// Whether it names no label, which matches nothing.
+    pub fn is_empty(&self) -> bool {
+        self.match_labels.is_empty()
+    }
 }
 
 /// A port that engines serve requests on.

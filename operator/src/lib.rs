@@ -14,6 +14,7 @@ pub mod definitions;
 pub mod drift;
 pub mod events;
 pub mod facts;
+pub mod gateway;
 pub mod hysteresis;
 pub mod lease;
 pub mod ledger;

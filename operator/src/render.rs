@@ -12,9 +12,11 @@ use k8s_openapi::jiff::Timestamp;
 use kvrouter_crds::pool::{Bridge, HashSeedPolicy, InferencePoolSpec};
 use kvrouter_crds::{InferencePool, KvRouter};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::config::RenderFlags;
+use crate::gateway::{self, GatewayPool, Lookup, Resolved};
 use crate::router::build::{Desired, build};
 use crate::verdict::Complaint;
 use crate::{pool, router, schema, yaml};
@@ -92,11 +94,16 @@ struct Placed<T> {
     object: T,
 }
 
+/// Objects of one kind, by namespace and name.
+type ByName<T> = BTreeMap<(String, String), Placed<T>>;
+
 #[derive(Default)]
 struct Objects {
-    pools: BTreeMap<(String, String), Placed<Arc<InferencePool>>>,
-    routers: BTreeMap<(String, String), Placed<KvRouter>>,
-    /// What is in the files and not ours.
+    pools: ByName<Arc<InferencePool>>,
+    routers: ByName<KvRouter>,
+    /// Pools of the Gateway API, which ours may refer to.
+    gateway_pools: ByName<Arc<GatewayPool>>,
+    /// What is said of what is in the files and not ours.
     skipped: Vec<String>,
     errors: Vec<String>,
 }
@@ -121,7 +128,8 @@ pub fn render_texts(texts: &[(String, String)], flags: &RenderFlags) -> Result<S
     for skipped in &objects.skipped {
         out.comment(skipped);
     }
-    let Objects { pools, routers, mut errors, .. } = objects;
+    let Objects { pools, gateway_pools, routers, mut errors, .. } = objects;
+    let pools = resolved(pools, &gateway_pools);
     for read in pools.values() {
         tell_pool(read, &pools, flags, &mut out, &mut errors);
     }
@@ -139,6 +147,16 @@ pub fn render_texts(texts: &[(String, String)], flags: &RenderFlags) -> Result<S
     Err(errors)
 }
 
+/// The pools, with what they have from pools of the Gateway API.
+fn resolved(pools: ByName<Arc<InferencePool>>, gateway_pools: &ByName<Arc<GatewayPool>>) -> Pools {
+    let look_up = |namespace: &str, name: &str| {
+        let found = gateway_pools.get(&(namespace.to_owned(), name.to_owned()));
+        found.map_or(Lookup::NotInFiles, |found| Lookup::Found(Arc::clone(&found.object)))
+    };
+    let resolve = |Placed { at, object }| Placed { at, object: Resolved::of(object, look_up) };
+    pools.into_iter().map(|(key, pool)| (key, resolve(pool))).collect()
+}
+
 impl Objects {
     fn take(&mut self, file: &str, at: usize, mut document: Value, namespace: &str) {
         if document.is_null() {
@@ -148,6 +166,10 @@ impl Objects {
             |pointer: &str| document.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (kind, version, name) = (text("/kind"), text("/apiVersion"), text("/metadata/name"));
         let at = format!("{file}: document {at} ({kind} {name})");
+        if kind == "InferencePool" && version == format!("{}/{}", gateway::GROUP, gateway::VERSION) {
+            self.take_gateway_pool(at, document, namespace);
+            return;
+        }
         let ours = matches!(kind.as_str(), "InferencePool" | "KvRouter");
         let group = format!("{}/", kvrouter_crds::GROUP);
         if !ours || !version.starts_with(&group) {
@@ -175,31 +197,52 @@ impl Objects {
             self.errors.extend(errors);
             return;
         }
-        if document.pointer("/metadata/namespace").and_then(Value::as_str).is_none() {
-            document["metadata"]["namespace"] = Value::from(namespace);
-        }
-        let key = (document["metadata"]["namespace"].as_str().unwrap_or_default().to_owned(), name);
-        let twice = if kind == "KvRouter" {
-            let object =
-                typed(document).map(|object| self.routers.insert(key, Placed { at: at.clone(), object }));
-            object.map(|former| former.map(|former| former.at))
+        let key = key(&mut document, namespace);
+        let kept = if kind == "KvRouter" {
+            keep::<KvRouter>(&mut self.routers, key, at, document)
         } else {
-            let object = typed(document)
-                .map(|object| self.pools.insert(key, Placed { at: at.clone(), object: Arc::new(object) }));
-            object.map(|former| former.map(|former| former.at))
+            keep(&mut self.pools, key, at, document)
         };
-        match twice {
-            Ok(None) => {}
-            Ok(Some(former)) => {
-                self.errors.push(format!("{at}: is there twice, first in {former}; keep one"))
-            }
-            Err(error) => self.errors.push(format!("{at}: {error}")),
+        self.errors.extend(kept.err());
+    }
+
+    /// Only those that a pool refers to matter, and only what is read of them.
+    fn take_gateway_pool(&mut self, at: String, mut document: Value, namespace: &str) {
+        if document.pointer("/metadata/name").and_then(Value::as_str).is_none_or(str::is_empty) {
+            self.errors.push(format!("{at}: metadata.name: is missing"));
+            return;
         }
+        let key = key(&mut document, namespace);
+        self.skipped.push(format!("{at} is only read, for pools that refer to it."));
+        self.errors.extend(keep(&mut self.gateway_pools, key, at, document).err());
     }
 }
 
-fn typed<T: serde::de::DeserializeOwned>(document: Value) -> Result<T, String> {
-    serde_json::from_value(document).map_err(|error| error.to_string())
+/// Namespace and name; a missing namespace is written into the document.
+fn key(document: &mut Value, namespace: &str) -> (String, String) {
+    let text = |document: &Value, pointer: &str| {
+        document.pointer(pointer).and_then(Value::as_str).map(str::to_owned)
+    };
+    let namespace = text(document, "/metadata/namespace").unwrap_or_else(|| {
+        document["metadata"]["namespace"] = Value::from(namespace);
+        namespace.to_owned()
+    });
+    (namespace, text(document, "/metadata/name").unwrap_or_default())
+}
+
+/// Keeps the object, or says why not.
+fn keep<T: DeserializeOwned>(
+    objects: &mut ByName<T>,
+    key: (String, String),
+    at: String,
+    document: Value,
+) -> Result<(), String> {
+    let object = serde_json::from_value(document).map_err(|error| format!("{at}: {error}"))?;
+    if let Some(former) = objects.get(&key) {
+        return Err(format!("{at}: is there twice, first in {}; keep one", former.at));
+    }
+    objects.insert(key, Placed { at, object });
+    Ok(())
 }
 
 /// What is printed, in its order.
@@ -237,39 +280,41 @@ impl Printed {
     }
 }
 
-type Pools = BTreeMap<(String, String), Placed<Arc<InferencePool>>>;
+type Pools = ByName<Resolved>;
 
 /// All pools of the namespace but the one of that name.
 fn others(pools: &Pools, namespace: &str, name: &str) -> Vec<Arc<InferencePool>> {
     let others = pools.iter().filter(|(key, _)| key.0 == namespace && key.1 != name);
-    others.map(|(_, read)| Arc::clone(&read.object)).collect()
+    others.map(|(_, read)| Arc::clone(&read.object.pool)).collect()
 }
 
 fn tell_pool(
-    read: &Placed<Arc<InferencePool>>,
+    read: &Placed<Resolved>,
     pools: &Pools,
     flags: &RenderFlags,
     out: &mut Printed,
     errors: &mut Vec<String>,
 ) {
-    let metadata = &read.object.metadata;
+    let Resolved { pool, unresolved } = &read.object;
+    let metadata = &pool.metadata;
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
     let name = metadata.name.as_deref().unwrap_or_default();
     let observed = pool::observe::Observed {
         now: Timestamp::UNIX_EPOCH,
+        unresolved: unresolved.clone(),
         pods: Vec::new(),
         // Whether they are there is for a cluster to say.
         workloads: Vec::new(),
         other_pools: others(pools, namespace, name),
         routers: Vec::new(),
     };
-    match pool::validate::validate(&read.object, &observed, &flags.children) {
+    match pool::validate::validate(pool, &observed, &flags.children) {
         Err(pool::validate::Invalid(complaints)) => {
             errors.extend(complaints.iter().map(|it| complaint(&read.at, it)))
         }
         Ok(valid) => {
             out.comment(&format!("{} in namespace {namespace}: Accepted=True.", read.at));
-            for line in changes(&valid.spec) {
+            for line in gateway::taken_over(&valid.spec).into_iter().chain(changes(&valid.spec)) {
                 out.comment(&format!("  {line}"));
             }
             out.comment("  All other conditions need a cluster.");
@@ -305,18 +350,18 @@ fn tell_router(
 ) {
     let namespace = read.object.metadata.namespace.clone().unwrap_or_default();
     let pool_name = &read.object.spec.pool_ref.name;
-    let pool = pools.get(&(namespace.clone(), pool_name.clone())).map(|read| Arc::clone(&read.object));
-    if pool.is_none() {
+    let Some(pool) = pools.get(&(namespace.clone(), pool_name.clone())) else {
         let message = format!(
             "spec.poolRef.name: there is no InferencePool {pool_name} in namespace {namespace} in the files; give its \
              file too, or correct the name"
         );
         errors.push(format!("{}: {message}", read.at));
         return;
-    }
+    };
     let observed = router::observe::Observed {
         now: Timestamp::UNIX_EPOCH,
-        pool,
+        pool: Some(Arc::clone(&pool.object.pool)),
+        unresolved: pool.object.unresolved.clone(),
         other_pools: others(pools, &namespace, pool_name),
         deployment: None,
         pods: Vec::new(),

@@ -37,6 +37,7 @@ fn what_is_printed_is_what_is_expected() {
     check_golden("one");
     check_golden("minimal");
     check_golden("divided");
+    check_golden("gateway");
 }
 
 #[test]
@@ -225,6 +226,58 @@ fn what_cannot_be_read_is_named() {
     check(vec![path(&given, "")], &[format!("{}: document 1: ", path(&given, "bad.yaml").display())]);
     let twice = render(vec![PathBuf::from("-"), PathBuf::from("-")]);
     assert_eq!(twice, ["-: standard input can be read once; name it once"]);
+}
+
+#[test]
+fn a_gateway_pool_must_be_in_the_files() {
+    let whole = input("gateway");
+    let (gateway_pool, ours) = whole.split_once("---\n").expect("a gateway pool and ours");
+    let render = |text: String| render_texts(&[("f.yaml".to_owned(), text)], &flags());
+    let alone = render(ours.to_owned()).expect_err("it is missing");
+    let missing = "GatewayPoolNotFound: There is no InferencePool gw of inference.networking.k8s.io/v1 in namespace default in \
+                   the files; give its file too, or correct spec.gatewayPoolRef.name.";
+    assert_eq!(alone[0], format!("f.yaml: document 1 (InferencePool qwen): spec.gatewayPoolRef: {missing}"));
+    assert!(
+        alone[1].starts_with("f.yaml: document 2 (KvRouter chat): spec.poolRef: GatewayPoolNotFound: "),
+        "{alone:?}"
+    );
+    let check = |why: &str, from: &str, to: &str, expected: &str| {
+        assert!(gateway_pool.contains(from), "{why}: {from}");
+        let changed = gateway_pool.replace(from, to);
+        let errors = render(format!("{changed}---\n{ours}")).expect_err(why);
+        assert!(errors.iter().any(|error| error.contains(expected)), "{why}: {errors:#?}");
+    };
+    check(
+        "another version",
+        "k8s.io/v1",
+        "k8s.io/v1alpha2",
+        "There is no InferencePool gw of inference.networking.k8s.io/v1",
+    );
+    check("another namespace", "{name: gw}", "{name: gw, namespace: a}", "in namespace default in the files");
+    check(
+        "of no use",
+        "matchLabels: {app: vllm}",
+        "matchLabels: {}",
+        "its spec.selector.matchLabels is empty",
+    );
+    check(
+        "unreadable",
+        "[{number: 8000}",
+        "[{number: http}",
+        "f.yaml: document 1 (InferencePool gw): invalid type",
+    );
+    check("no name", "metadata: {name: gw}", "metadata: gw", "(InferencePool ): metadata.name: is missing");
+    let twice = render(format!("{gateway_pool}---\n{whole}")).expect_err("twice");
+    assert!(
+        twice[0].contains("(InferencePool gw): is there twice, first in f.yaml: document 1"),
+        "{twice:?}"
+    );
+    let both = ours.replace("gatewayPoolRef:", "targetPorts: [{number: 1}]\n  gatewayPoolRef:");
+    let errors = render(format!("{gateway_pool}---\n{both}")).expect_err("both");
+    assert!(
+        errors[0].contains("spec.gatewayPoolRef: InvalidSpec: spec.gatewayPoolRef stands instead"),
+        "{errors:?}"
+    );
 }
 
 #[test]

@@ -183,6 +183,7 @@ pub(crate) fn router_pod(name: &str, change: Value, report: Option<HealthReport>
 pub(crate) fn around_pool(pods: Vec<Arc<Pod>>) -> pool::observe::Observed {
     pool::observe::Observed {
         now: at(0),
+        unresolved: None,
         pods,
         workloads: Vec::new(),
         other_pools: Vec::new(),
@@ -195,6 +196,7 @@ pub(crate) fn around_router(pool: Option<InferencePool>) -> router::observe::Obs
     router::observe::Observed {
         now: at(0),
         pool: pool.map(Arc::new),
+        unresolved: None,
         other_pools: Vec::new(),
         deployment: None,
         pods: Vec::new(),

@@ -16,8 +16,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
 use kvrouter_crds::{GROUP, InferencePool, KvRouter};
+use tokio::sync::watch;
 
 use crate::facts::matches;
+use crate::gateway::{GatewayPool, Lookup, Presence, Resolved};
 
 /// Label of everything that we own, and its value.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "kvrouter-operator");
@@ -31,7 +33,7 @@ const OUR_ANNOTATIONS: &str = "kvrouter.dev/";
 /// Everything that is watched in one scope (a namespace, or all of them).
 #[derive(Clone)]
 pub struct Stores {
-    /// Pools.
+    /// Pools as they are written: selectors and ports are those of [`Stores::pool`].
     pub pools: Store<InferencePool>,
     /// Routers.
     pub routers: Store<KvRouter>,
@@ -54,6 +56,10 @@ pub struct Stores {
     /// Events that say that a volume of a pod cannot be mounted. Empty where we
     /// have no right to read events.
     pub mount_failures: Store<Event>,
+    /// Pools of the Gateway API. Empty where the cluster does not have them.
+    pub gateway_pools: Store<GatewayPool>,
+    /// Whether it has them.
+    pub gateway: watch::Receiver<Presence>,
 }
 
 /// The object of that name, if it is in the store.
@@ -76,9 +82,37 @@ where
 }
 
 impl Stores {
+    /// What there is for a reference to a pool of the Gateway API.
+    pub fn gateway_pool(&self, namespace: &str, name: &str) -> Lookup {
+        match *self.gateway.borrow() {
+            Presence::Listed => {
+                get(&self.gateway_pools, namespace, name).map_or(Lookup::NotFound, Lookup::Found)
+            }
+            Presence::NotInstalled => Lookup::NotInstalled,
+            Presence::Unknown | Presence::Unreadable => Lookup::Unreadable,
+        }
+    }
+
+    fn resolved(&self, pool: Arc<InferencePool>) -> Resolved {
+        Resolved::of(pool, |namespace, name| self.gateway_pool(namespace, name))
+    }
+
+    /// The pool of that name, with its selector and ports, wherever they are written.
+    pub fn pool(&self, namespace: &str, name: &str) -> Option<Resolved> {
+        get(&self.pools, namespace, name).map(|pool| self.resolved(pool))
+    }
+
+    /// All pools of the namespace but the one of that name, in the same way, by name.
+    /// One without a selector matches nothing.
+    pub fn other_pools(&self, namespace: &str, name: &str) -> Vec<Arc<InferencePool>> {
+        let pools = list(&self.pools, namespace, |pool| pool.metadata.name.as_deref() != Some(name));
+        pools.into_iter().map(|pool| self.resolved(pool).pool).collect()
+    }
+
     /// Pools of the namespace whose selector `labels` satisfy.
     pub fn pools_of(&self, namespace: &str, labels: &BTreeMap<String, String>) -> Vec<Arc<InferencePool>> {
-        list(&self.pools, namespace, |pool| matches(&pool.spec.selector.match_labels, Some(labels)))
+        let pools = list(&self.pools, namespace, |_| true).into_iter().map(|pool| self.resolved(pool).pool);
+        pools.filter(|pool| matches(&pool.spec.selector.match_labels, Some(labels))).collect()
     }
 
     /// Routers of the pool of that name.

@@ -3,8 +3,9 @@
 //! Every kind is watched once per scope, whoever reads it. A change names the
 //! pools and routers that it concerns; each of them waits at most once in its
 //! queue, so a queue is never longer than its store. Nothing is asked of the API
-//! server at intervals: a watch that broke begins again, and everything is
-//! reconciled once after it has been listed anew.
+//! server at intervals, but whether it has a kind by now that it may lack: a watch
+//! that broke begins again, and everything is reconciled once after it has been
+//! listed anew.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -24,8 +25,10 @@ use kvrouter_crds::{InferencePool, KvRouter};
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::gateway::{GatewayPool, Presence, is_forbidden, is_not_installed};
 use crate::metrics::Metrics;
 use crate::poller::PodKey;
 use crate::stores::{
@@ -36,6 +39,8 @@ use crate::stores::{
 const MIN_PAUSE: Duration = Duration::from_millis(500);
 /// Longest pause: an API server that is back is heard again soon after.
 const MAX_PAUSE: Duration = Duration::from_secs(8);
+/// Pause between two looks for a kind that the cluster does not have.
+const ABSENT_PAUSE: Duration = Duration::from_secs(10);
 
 /// The queue of one kind: what shall be reconciled.
 pub struct Queue<K: Resource<DynamicType = ()>> {
@@ -102,6 +107,15 @@ impl Reach {
         list(&self.stores.routers, &namespace, |_| true)
             .iter()
             .for_each(|router| self.router(&namespace, &router.name_any()));
+    }
+
+    /// What it says is part of the pools that refer to it.
+    fn gateway_pool_changed(&self, gateway_pool: &GatewayPool) {
+        let (namespace, name) = (gateway_pool.namespace().unwrap_or_default(), gateway_pool.name_any());
+        let referring = list(&self.stores.pools, &namespace, |pool| {
+            pool.spec.gateway_pool_ref.as_ref().is_some_and(|reference| reference.name == name)
+        });
+        referring.iter().for_each(|pool| self.pool_changed(pool));
     }
 
     fn router_changed(&self, router: &KvRouter) {
@@ -187,6 +201,8 @@ struct Kind<K> {
     thin: fn(&mut K),
     /// Whether the second differs from the first in anything that matters.
     matters: fn(&K, &K) -> bool,
+    /// Whom to tell whether the cluster has the kind; none of those that it must have.
+    presence: Option<watch::Sender<Presence>>,
 }
 
 impl Watches {
@@ -208,6 +224,8 @@ impl Watches {
         let (role_bindings, bindings_writer) = reflector::store();
         let (budgets, budgets_writer) = reflector::store();
         let (mount_failures, failures_writer) = reflector::store();
+        let (gateway_pools, gateway_writer) = reflector::store();
+        let (presence, gateway) = watch::channel(Presence::default());
         let stores = Stores {
             pools,
             routers,
@@ -220,6 +238,8 @@ impl Watches {
             role_bindings,
             budgets,
             mount_failures,
+            gateway_pools,
+            gateway,
         };
         let reach = Arc::new(Reach { stores: stores.clone(), queues: Arc::clone(queues) });
         let mut start = Starter {
@@ -244,6 +264,7 @@ impl Watches {
         start.watch(bindings_writer, owned("RoleBinding"), Reach::child_changed);
         start.watch(budgets_writer, owned("PodDisruptionBudget"), Reach::child_changed);
         start.watch(failures_writer, mount_failures_of_pods(), Reach::event_changed);
+        start.watch(gateway_writer, gateway_pools_if_any(presence), Reach::gateway_pool_changed);
         Self { stores, reach, tasks: start.tasks }
     }
 
@@ -258,12 +279,15 @@ impl Watches {
     }
 
     /// Returns once every store has been filled. Not the events: they are an
-    /// extra, which namespaced installations may lack the right for.
+    /// extra, which namespaced installations may lack the right for. Of the pools
+    /// of the Gateway API it is enough to know that there are none.
     pub async fn ready(&self) {
         let Stores { pools, routers, pods, deployments, stateful_sets, .. } = &self.stores;
         let Stores { services, config_maps, service_accounts, role_bindings, budgets, .. } = &self.stores;
+        let mut gateway = self.stores.gateway.clone();
         // A writer is dropped at shutdown only.
         let _ = tokio::join!(
+            gateway.wait_for(|presence| *presence != Presence::Unknown),
             pools.wait_until_ready(),
             routers.wait_until_ready(),
             pods.wait_until_ready(),
@@ -333,13 +357,26 @@ async fn run<K>(
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let store = writer.as_reader();
-    let mut events = watcher(api, kind.config).boxed();
+    let mut events = watcher(api.clone(), kind.config.clone()).boxed();
     let (mut pause, mut told) = (MIN_PAUSE, false);
     while let Some(event) = events.next().await {
         let event = match event {
             Ok(event) => event.modify(kind.thin),
+            Err(error) if kind.presence.is_some() && is_not_installed(&error) => {
+                if kind.found(Presence::NotInstalled) {
+                    writer.apply_watcher_event(&watcher::Event::Init);
+                    writer.apply_watcher_event(&watcher::Event::InitDone);
+                    tell(Change::Listed);
+                }
+                // What an installation of later has is another list, with versions of its own.
+                events = watcher(api.clone(), kind.config.clone()).boxed();
+                (pause, told) = (MIN_PAUSE, false);
+                tokio::time::sleep(ABSENT_PAUSE).await;
+                continue;
+            }
             Err(error) => {
                 metrics.watch_failed(kind.name);
+                kind.failed(&error, pause);
                 let error = crate::chain(&error);
                 if !std::mem::replace(&mut told, true) {
                     tracing::warn!(kind = kind.name, error, "watch broke; trying again until it works");
@@ -373,8 +410,32 @@ async fn run<K>(
                     tracing::info!(kind = kind.name, "watch works again");
                 }
                 pause = MIN_PAUSE;
+                kind.found(Presence::Listed);
                 tell(Change::Listed);
             }
+        }
+    }
+}
+
+impl<K> Kind<K> {
+    /// Remembers whether the cluster has the kind, and says so; whether that is new.
+    fn found(&self, now: Presence) -> bool {
+        let Some(presence) = &self.presence else { return false };
+        let before = presence.send_replace(now);
+        let is_new = before != now;
+        if is_new {
+            tracing::info!(kind = self.name, before = ?before, now = ?now, "an optional kind");
+        }
+        is_new
+    }
+
+    /// A kind that may be absent and cannot be read must not hold up all others,
+    /// but what was listed once stays.
+    fn failed(&self, error: &watcher::Error, pause: Duration) {
+        let Some(presence) = &self.presence else { return };
+        let is_unknown = *presence.borrow() == Presence::Unknown;
+        if is_unknown && (is_forbidden(error) || pause == MAX_PAUSE) {
+            self.found(Presence::Unreadable);
         }
     }
 }
@@ -382,25 +443,32 @@ async fn run<K>(
 /// Our own kinds: everything but the status matters, which we write ourselves.
 fn root<K: Resource>(name: &'static str) -> Kind<K> {
     let config = watcher::Config::default();
-    Kind { name, config, thin: thin::<K>, matters: asks_otherwise }
+    Kind { name, config, thin: thin::<K>, matters: asks_otherwise, presence: None }
 }
 
 /// Objects of all owners, thinned out.
 fn all<K: Resource + Clone + PartialEq>(name: &'static str, thin: fn(&mut K)) -> Kind<K> {
-    Kind { name, config: watcher::Config::default(), thin, matters: is_different }
+    Kind { name, config: watcher::Config::default(), thin, matters: is_different, presence: None }
 }
 
 /// Objects that we own, whole.
 fn owned<K: Resource + Clone + PartialEq>(name: &'static str) -> Kind<K> {
     let config = watcher::Config::default().labels(&format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
-    Kind { name, config, thin: thin::<K>, matters: is_different }
+    Kind { name, config, thin: thin::<K>, matters: is_different, presence: None }
 }
 
 /// The one trouble of a pod that its status does not tell.
 fn mount_failures_of_pods() -> Kind<Event> {
     let config = watcher::Config::default().fields("involvedObject.kind=Pod,reason=FailedMount");
     let matters = |old: &Event, new: &Event| old.message != new.message;
-    Kind { name: "Event", config, thin: thin::<Event>, matters }
+    Kind { name: "Event", config, thin: thin::<Event>, matters, presence: None }
+}
+
+/// Pools of the Gateway API: what gateways write into their status does not matter.
+fn gateway_pools_if_any(presence: watch::Sender<Presence>) -> Kind<GatewayPool> {
+    let config = watcher::Config::default();
+    let matters = |old: &GatewayPool, new: &GatewayPool| old.spec != new.spec;
+    Kind { name: "GatewayPool", config, thin: thin::<GatewayPool>, matters, presence: Some(presence) }
 }
 
 /// Versions change with things that were thinned out.
@@ -426,6 +494,30 @@ fn asks_otherwise<K: Resource>(old: &K, new: &K) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What was listed once stays, and a kind that cannot be read holds nobody up.
+    #[test]
+    fn an_optional_kind_is_known_before_it_can_be_read() {
+        let (sender, presence) = watch::channel(Presence::Unknown);
+        let kind = gateway_pools_if_any(sender);
+        let answer = |code: u16| {
+            let status = kube::core::Status::failure("", "").with_code(code);
+            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+        };
+        let after = |code, pause| {
+            kind.failed(&answer(code), pause);
+            *presence.borrow()
+        };
+        assert_eq!(after(500, MIN_PAUSE), Presence::Unknown, "it may heal at once");
+        assert_eq!(after(500, MAX_PAUSE), Presence::Unreadable, "it does not");
+        assert!(kind.found(Presence::Listed) && !kind.found(Presence::Listed), "new once");
+        assert_eq!(after(403, MAX_PAUSE), Presence::Listed, "it was listed");
+        assert!(kind.found(Presence::Unknown));
+        assert_eq!(after(403, MIN_PAUSE), Presence::Unreadable, "nobody grants rights at once");
+        let of_ours = root::<KvRouter>("KvRouter");
+        of_ours.failed(&answer(403), MAX_PAUSE);
+        assert!(!of_ours.found(Presence::NotInstalled), "a kind that must be there");
+    }
 
     #[test]
     fn an_object_waits_once() {

@@ -149,7 +149,7 @@ pub fn keep(pool: &InferencePool, published: &[WorkloadStatus]) -> Vec<WorkloadS
     let record = |reference: &WorkloadRef| {
         let mut record = record_of(published, reference);
         let message = format!(
-            "{} is not looked after, because the pool is not accepted; see its condition Accepted.",
+            "{} is not looked after, because the pool is not in order; see its conditions Accepted and ResolvedRefs.",
             title(reference)
         );
         set(&mut record, WorkloadState::PatchingDisabled, &message);
@@ -435,6 +435,7 @@ mod tests {
             complaints: Vec::new(),
         };
         let mut observed = Observed {
+            unresolved: None,
             now: jiff::Timestamp::UNIX_EPOCH,
             pods: Vec::new(),
             workloads: Vec::new(),

@@ -94,6 +94,7 @@ def check_rights(label, rendered, patching):
               "bind" not in rule["verbs"] or (rule["resources"], rule.get("resourceNames")) == (["clusterroles"], ["kvrouter-router"]), where)
         check("specs of ours are the user's", not any(writes(rule, it) for it in ("kvinferencepools", "kvrouters")), where)
         check("pods are only read", not writes(rule, "pods"), where)
+        check("pools of the Gateway API are only read", not any(writes(rule, it) for it in ("inferencepools", "inferencepools/status")), where)
         check("definitions are only read", not writes(rule, "customresourcedefinitions"), where)
         check("StatefulSets are patched at most", (writes(rule, "statefulsets") or set()) <= {"patch"}, where)
         patched |= bool(writes(rule, "statefulsets"))

@@ -23,6 +23,7 @@ use self::validate::{Invalid, ValidPool};
 use crate::apply::key;
 use crate::controller::{Context, Latest, ReconcileError};
 use crate::facts::is_paused;
+use crate::gateway;
 use crate::workload::{self, Outcome, Permission};
 
 /// Brings one pool to where its spec says, and says where it is.
@@ -30,9 +31,11 @@ pub async fn reconcile(pool: &InferencePool, context: &Context) -> Result<Action
     if pool.metadata.deletion_timestamp.is_some() {
         return Ok(Action::await_change());
     }
-    let latest = Latest::of(pool, &context.pools)?;
+    let mut latest = Latest::of(pool, &context.pools)?;
+    let look_up = |namespace: &str, name: &str| context.stores.gateway_pool(namespace, name);
+    let unresolved = gateway::resolve(&mut latest.object, look_up);
     let pool = &latest.object;
-    let observed = observe::observe(pool, &context.stores, &context.reports, Timestamp::now());
+    let observed = observe::observe(pool, unresolved, &context.stores, &context.reports, Timestamp::now());
     let verdict = validate::validate(pool, &observed, &context.config.children);
     let workloads = change_workloads(&latest, &observed, &verdict, context).await;
     let told = status::status(

@@ -14,12 +14,16 @@ use crate::facts::{RouterPod, matches};
 use crate::poller::Reports;
 use crate::rollout;
 use crate::stores::{Stores, controller, get, list};
+use crate::verdict::Complaint;
 
 /// Everything that the pure stages of a pool may know besides its spec.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// When.
     pub now: Timestamp,
+    /// Why the pool's `gatewayPoolRef` gives it no selector and no ports; none
+    /// where it does, or where it has none.
+    pub unresolved: Option<Complaint>,
     /// Pods that carry all labels of the pool's selector, by name; also those
     /// that are ending.
     pub pods: Vec<Arc<Pod>>,
@@ -80,16 +84,23 @@ pub struct RouterSeen {
     pub pods: Vec<RouterPod>,
 }
 
-/// What the stores show around `pool`.
-pub fn observe(pool: &InferencePool, stores: &Stores, reports: &Reports, now: Timestamp) -> Observed {
+/// What the stores show around `pool`, which is resolved unless `unresolved` says why not.
+pub fn observe(
+    pool: &InferencePool,
+    unresolved: Option<Complaint>,
+    stores: &Stores,
+    reports: &Reports,
+    now: Timestamp,
+) -> Observed {
     let (namespace, name) = (pool.namespace().unwrap_or_default(), pool.name_any());
     let selector = &pool.spec.selector.match_labels;
     let routers = stores.routers_of(&namespace, &name);
     Observed {
         now,
+        unresolved,
         pods: list(&stores.pods, &namespace, |pod| matches(selector, pod.metadata.labels.as_ref())),
         workloads: pool.spec.workloads.iter().map(|it| workload(it, &namespace, stores)).collect(),
-        other_pools: list(&stores.pools, &namespace, |other| other.name_any() != name),
+        other_pools: stores.other_pools(&namespace, &name),
         routers: routers
             .iter()
             .map(|router| RouterSeen {

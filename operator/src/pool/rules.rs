@@ -13,6 +13,7 @@ use kvrouter_crds::config::{
 use kvrouter_crds::pool::{Bridge, InferencePoolSpec, NatsSpec, RoleSpec, SecretKeyRef, TokenizerSource};
 
 use crate::config::is_broker;
+use crate::gateway::written;
 use crate::verdict::Complaint;
 
 /// Longest name of either kind: names of children are derived from it.
@@ -98,7 +99,8 @@ fn model(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
 
 fn selectors(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
     let pool = &spec.selector.match_labels;
-    if pool.is_empty() {
+    // Of one that refers to a gateway pool it is said why there is none.
+    if pool.is_empty() && spec.gateway_pool_ref.is_none() {
         let message =
             "spec.selector.matchLabels is empty; name at least one label that only this pool's pods carry.";
         found.push(invalid("spec.selector.matchLabels", message));
@@ -118,7 +120,8 @@ fn selectors(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
         }
         if let Some(key) = contradiction(pool, own) {
             let message = format!(
-                "The role {label} and spec.selector want different values of the label {key}, so it matches no pod; correct one."
+                "The role {label} and {} want different values of the label {key}, so it matches no pod; correct one.",
+                written(spec, "spec.selector")
             );
             found.push(invalid(&field, message));
         }
@@ -234,7 +237,7 @@ pub fn contradiction<'a>(
 
 fn ports(spec: &InferencePoolSpec, found: &mut Vec<Complaint>) {
     let field = "spec.targetPorts";
-    if spec.target_ports.is_empty() {
+    if spec.target_ports.is_empty() && spec.gateway_pool_ref.is_none() {
         found.push(invalid(field, "spec.targetPorts is empty; name the port that the engines serve on."));
     }
     let events = &spec.kv_events;

@@ -23,6 +23,7 @@ use super::pairs::{self, Missing};
 use super::seed::{seed, stuck};
 use super::validate::{Invalid, ValidPool, get_pods, no_pods, selector_text};
 use crate::facts::{self, is_terminating};
+use crate::gateway::taken_over;
 use crate::hysteresis::{Memory, Outcome, Pace, Pass, Seen};
 use crate::router::hearing;
 use crate::verdict::{self, Complaint};
@@ -112,7 +113,11 @@ fn accepted(input: &Input<'_>) -> Seen {
 fn resolved(input: &Input<'_>) -> Seen {
     let type_ = ConditionType::ResolvedRefs;
     let finding = verdict::finding(complaints(input.verdict), type_).unwrap_or_else(|| match input.verdict {
-        Ok(_) => Finding::holds(Reason::ResolvedRefs, "Everything that the spec names is there."),
+        Ok(valid) => {
+            let mut message = vec!["Everything that the spec names is there.".to_owned()];
+            message.extend(taken_over(&valid.spec));
+            Finding::holds(Reason::ResolvedRefs, message.join(" "))
+        }
         Err(_) => {
             Finding::unknown(Reason::Pending, "Not looked at before the spec is accepted; see Accepted.")
         }

@@ -14,6 +14,7 @@ use super::observe::{Observed, WorkloadFacts, WorkloadSeen};
 use super::rules;
 use crate::config::ChildFlags;
 use crate::facts::{is_finished, is_terminating, matches, name};
+use crate::gateway::written;
 use crate::verdict::Complaint;
 
 /// A pool whose spec makes sense.
@@ -115,6 +116,7 @@ pub struct Invalid(pub Vec<Complaint>);
 pub fn validate(pool: &InferencePool, observed: &Observed, flags: &ChildFlags) -> Result<ValidPool, Invalid> {
     let own_name = pool.metadata.name.clone().unwrap_or_default();
     let mut complaints = rules::complaints(&own_name, &pool.spec);
+    complaints.extend(observed.unresolved.clone());
     let broker = broker(&pool.spec, flags);
     complaints.extend(broker.as_ref().err().cloned());
     complaints.extend(conflicts(&own_name, observed));
@@ -210,8 +212,9 @@ fn target(spec: &InferencePoolSpec, seen: &WorkloadSeen) -> Result<Target, Refus
     let labels = facts.template.metadata.as_ref().and_then(|metadata| metadata.labels.as_ref());
     if !matches(&spec.selector.match_labels, labels) {
         let message = format!(
-            "The pods of {title} do not carry all labels of spec.selector ({}); add them to its template or remove it \
-             from spec.workloads.",
+            "The pods of {title} do not carry all labels of {} ({}); add them to its template or remove it from \
+             spec.workloads.",
+            written(spec, "spec.selector"),
             selector_text(spec)
         );
         return Err(refuse(Refusal::OutsidePool, message));
@@ -293,8 +296,9 @@ fn undeclared_ports(spec: &InferencePoolSpec, observed: &Observed) -> Option<Com
         "spec.targetPorts",
         format!(
             "No container of the pool's pods declares target port {first}, and no router finds an engine there; they \
-             declare {}; correct spec.targetPorts or declare the port.",
-            declared.join(", ")
+             declare {}; correct {} or declare the port.",
+            declared.join(", "),
+            written(spec, "spec.targetPorts")
         ),
     ))
 }
@@ -324,10 +328,15 @@ pub fn get_pods(pool: &InferencePool, labels: &str) -> String {
     format!("kubectl get pods -n {} -l {labels}", pool.metadata.namespace.as_deref().unwrap_or_default())
 }
 
-/// What is said of a pool whose selector matches nothing.
+/// What is said of a pool whose selector matches nothing, or is not known.
 pub fn no_pods(pool: &InferencePool) -> Finding {
+    if pool.spec.selector.is_empty() {
+        let message = "Not looked at before Accepted and ResolvedRefs are in order; see there.";
+        return Finding::unknown(Reason::Pending, message);
+    }
     let message = format!(
-        "No pod carries the labels of spec.selector; check with: {}",
+        "No pod carries the labels of {}; check with: {}",
+        written(&pool.spec, "spec.selector"),
         get_pods(pool, &selector_text(&pool.spec))
     );
     Finding::unknown(Reason::NoPods, message)

@@ -11,6 +11,7 @@ use kvrouter_crds::{InferencePool, KvRouter};
 use crate::facts::{RouterPod, Warning, uid};
 use crate::poller::Reports;
 use crate::stores::{Stores, get, list};
+use crate::verdict::Complaint;
 
 /// Everything that the pure stages of a router may know besides its spec.
 #[derive(Clone, Debug)]
@@ -19,6 +20,9 @@ pub struct Observed {
     pub now: Timestamp,
     /// The pool that it names; none where there is no such object.
     pub pool: Option<Arc<InferencePool>>,
+    /// Why that pool's `gatewayPoolRef` gives it no selector and no ports; none
+    /// where it does, or where it has none.
+    pub unresolved: Option<Complaint>,
     /// All other pools of the namespace, by name.
     pub other_pools: Vec<Arc<InferencePool>>,
     /// Its Deployment.
@@ -40,11 +44,13 @@ pub fn observe(
     now: Timestamp,
 ) -> Observed {
     let (namespace, name) = (router.namespace().unwrap_or_default(), router.name_any());
-    let pool = &router.spec.pool_ref.name;
+    let pool_name = &router.spec.pool_ref.name;
+    let found = stores.pool(&namespace, pool_name);
     Observed {
         now,
-        pool: get(&stores.pools, &namespace, pool),
-        other_pools: list(&stores.pools, &namespace, |other| other.name_any() != *pool),
+        unresolved: found.as_ref().and_then(|found| found.unresolved.clone()),
+        pool: found.map(|found| found.pool),
+        other_pools: stores.other_pools(&namespace, pool_name),
         deployment: get(&stores.deployments, &namespace, &format!("{name}-router")),
         pods: pods(&namespace, &name, stores, reports),
         taken,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Affinity, TopologySpreadConstraint};
-use kvrouter_crds::conditions::Reason;
+use kvrouter_crds::conditions::{ConditionType, Reason};
 use kvrouter_crds::config::{DemandMode, NO_TENANT_HEADERS, Policy};
 use kvrouter_crds::pool::InferencePoolSpec;
 use kvrouter_crds::router::{KvRouterSpec, Scheduling};
@@ -166,13 +166,18 @@ fn usable_pool<'a>(
         return Err(vec![Complaint::resolved(Reason::PoolNotFound, "spec.poolRef", message)]);
     };
     let mut wrong = rules::complaints(name, &pool.spec);
+    wrong.extend(observed.unresolved.clone());
     let broker = broker(&pool.spec, flags).map_err(|complaint| wrong.push(complaint)).unwrap_or_default();
     if wrong.is_empty() {
         return Ok((pool, broker));
     }
     let about = |complaint: Complaint| {
-        let message = format!("The pool {name} is not accepted: {}", complaint.message);
-        Complaint::resolved(Reason::PoolNotAccepted, "spec.poolRef", message)
+        let (reason, what) = match complaint.type_ {
+            ConditionType::ResolvedRefs => (complaint.reason, "has no selector and no ports"),
+            _ => (Reason::PoolNotAccepted, "is not accepted"),
+        };
+        let message = format!("The pool {name} {what}: {}", complaint.message);
+        Complaint::resolved(reason, "spec.poolRef", message)
     };
     Err(wrong.into_iter().map(about).collect())
 }

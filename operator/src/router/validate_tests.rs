@@ -18,6 +18,23 @@ fn check(why: &str, spec: Value, pool: Option<InferencePool>, expected: Option<(
     }
 }
 
+/// A pool without its gateway pool is as good as none, whatever else is in order.
+#[test]
+fn a_pool_must_have_its_gateway_pool() {
+    let reference = json!({"selector": null, "targetPorts": null, "gatewayPoolRef": {"name": "gw"}});
+    let mut pool = pool(reference);
+    let unresolved = crate::gateway::resolve(&mut pool, |_, _| crate::gateway::Lookup::NotFound);
+    let mut observed = around_router(Some(pool));
+    observed.unresolved = unresolved;
+    let Invalid(found) = validate(&router(json!({})), &observed, &flags()).expect_err("it is not there");
+    let said: Vec<_> = found.iter().map(|it| (it.type_, it.reason, it.field.as_str())).collect();
+    assert_eq!(said, [(ConditionType::ResolvedRefs, Reason::GatewayPoolNotFound, "spec.poolRef")]);
+    assert!(
+        found[0].message.starts_with("The pool qwen has no selector and no ports: There is no"),
+        "{found:?}"
+    );
+}
+
 #[test]
 fn a_router_needs_a_pool_that_it_can_serve() {
     let good = || Some(pool(json!({})));

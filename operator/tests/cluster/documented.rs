@@ -148,6 +148,9 @@ const REJECTED: &[(&str, &[Manifest])] = &[
         &[Pool("matchLabels: {app: qwen}", "matchLabels: {app: qwen}, matchExpressions: []")],
     ),
     ("`matchLabels: {generation: 3}`", &[Pool("{app: qwen}", "{generation: 3}")]),
+    ("no `selector`", &[Pool("  selector: {matchLabels: {app: qwen}}\n", "")]),
+    ("no `targetPorts`", &[Pool("  targetPorts: [{number: 8000}]\n", "")]),
+    ("`gatewayPoolRef` beside `selector` or `targetPorts`", &[PoolWith("gatewayPoolRef: {name: gw}")]),
     ("`targetPorts: [8000]`", &[Pool("[{number: 8000}]", "[8000]")]),
     ("a target port twice", &[Pool("[{number: 8000}]", "[{number: 8000}, {number: 8000}]")]),
     ("`targetPorts: [{number: 5557}]`", &[Pool("number: 8000", "number: 5557")]),
@@ -259,6 +262,8 @@ const CONDITIONS: &[(&str, Arrange)] = &[
             None
         })
     }),
+    ("`gatewayPoolRef` in a cluster without the Gateway API's kind", |world| alone(world, referring())),
+    ("a `poolRef` to such a pool", |world| both(world, referring(), json!({}))),
     ("`Prefill` and `Decode` without a pod of `Decode`", |world| {
         Box::pin(async {
             world.pod("qwen-0", next_ip(), &[("app", "qwen"), ("role", "prefill")], engine(&[])).await;
@@ -413,6 +418,11 @@ fn both(world: &World, of_pool: Value, of_router: Value) -> LocalBoxFuture<'_, O
 
 fn naming(world: &World, workload: Value) -> LocalBoxFuture<'_, Option<FakeRouter>> {
     alone(world, json!({"spec": {"workloads": [workload]}}))
+}
+
+/// What makes a pool refer to one of the Gateway API.
+fn referring() -> Value {
+    json!({"spec": {"selector": null, "targetPorts": null, "gatewayPoolRef": {"name": "gw"}}})
 }
 
 /// Roles that hand requests over to each other, by the value of their pods' label `role`.

@@ -11,6 +11,7 @@
 mod children;
 mod control_plane;
 mod documented;
+mod gateway;
 mod leader;
 mod observed;
 mod schema;

@@ -71,8 +71,35 @@ fn wrong_pools_are_refused_with_field_and_hint() {
         "no selector",
         &replaced("  selector: {matchLabels: {app: qwen}}\n", ""),
         "spec.selector",
-        "Required value",
+        "name both, or gatewayPoolRef instead of them",
     );
+    refused(
+        "no port",
+        &replaced("  targetPorts: [{number: 8000}]\n", ""),
+        "spec.targetPorts",
+        "name the ports that engines serve requests on",
+    );
+    let reference = "gatewayPoolRef: {name: gw}";
+    pool("both", reference, "spec.gatewayPoolRef", "remove it, or both of them");
+    refused(
+        "both, without ports",
+        &with(&replaced("  targetPorts: [{number: 8000}]\n", ""), reference),
+        "spec.gatewayPoolRef",
+        "remove it, or both of them",
+    );
+    let alone = replaced("  selector: {matchLabels: {app: qwen}}\n  targetPorts: [{number: 8000}]\n", "");
+    apply(&with(&alone, reference)).expect("a reference alone");
+    let (name, namespace) = ("gatewayPoolRef: {name: ''}", "gatewayPoolRef: {name: gw, namespace: other}");
+    refused("a reference to nothing", &with(&alone, name), "spec.gatewayPoolRef.name", "at least 1");
+    refused(
+        "one of another namespace",
+        &with(&alone, namespace),
+        "spec.gatewayPoolRef.namespace",
+        "unknown field",
+    );
+    // With the ports of another object, it is the operator that compares.
+    apply(&with(&alone, &format!("{reference}\ndpSize: 8\nkvEvents: {{port: 8000}}")))
+        .expect("its ports are not known");
     refused("an empty selector", &replaced("{app: qwen}", "{}"), "spec.selector.matchLabels", "at least 1");
     refused("port 0", &replaced("number: 8000", "number: 0"), target, "greater than or equal to 1");
     refused(

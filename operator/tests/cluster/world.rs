@@ -45,6 +45,7 @@ pub(crate) struct Operator {
 pub(crate) fn resource(kind: &str) -> ApiResource {
     let (group, version, plural) = match kind {
         "InferencePool" => ("kvrouter.dev", "v1alpha1", "kvinferencepools"),
+        "GatewayPool" => ("inference.networking.k8s.io", "v1", "inferencepools"),
         "KvRouter" => ("kvrouter.dev", "v1alpha1", "kvrouters"),
         "Deployment" => ("apps", "v1", "deployments"),
         "StatefulSet" => ("apps", "v1", "statefulsets"),
@@ -60,7 +61,7 @@ pub(crate) fn resource(kind: &str) -> ApiResource {
         "ConfigMap" => ("", "v1", "configmaps"),
         other => panic!("tests do not know {other}"),
     };
-    let kind = kind.trim_start_matches("Core");
+    let kind = if kind == "GatewayPool" { "InferencePool" } else { kind.trim_start_matches("Core") };
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
 }
 

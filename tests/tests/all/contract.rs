@@ -23,7 +23,7 @@ fn samples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/samples")
 }
 
-/// Every object of ours in the files of `folder` and of folders in it, with the file's name.
+/// Every object that the operator reads in the files of `folder` and of folders in it, with the file's name.
 fn objects(folder: &Path) -> Vec<(String, Value)> {
     let mut found = Vec::new();
     let mut paths: Vec<PathBuf> =
@@ -35,16 +35,21 @@ fn objects(folder: &Path) -> Vec<(String, Value)> {
         } else if path.extension().is_some_and(|extension| extension == "yaml") {
             let text = std::fs::read_to_string(&path).unwrap();
             let documents = yaml::documents(&text).unwrap().into_iter();
-            let ours =
-                documents.filter(|it| it["apiVersion"].as_str().is_some_and(|it| it.starts_with("kvrouter")));
-            found.extend(ours.map(|it| (path.display().to_string(), it)));
+            let groups = ["kvrouter.dev/", "inference.networking.k8s.io/"];
+            let is_read = |it: &str| groups.iter().any(|group| it.starts_with(group));
+            let read = documents.filter(|it| it["apiVersion"].as_str().is_some_and(is_read));
+            found.extend(read.map(|it| (path.display().to_string(), it)));
         }
     }
     found
 }
 
+fn is_ours(object: &Value) -> bool {
+    object["apiVersion"] == "kvrouter.dev/v1alpha1"
+}
+
 fn is_pool(object: &Value) -> bool {
-    object["kind"] == "InferencePool"
+    is_ours(object) && object["kind"] == "InferencePool"
 }
 
 fn has_pool(objects: &[Value], name: &str) -> bool {
@@ -211,7 +216,8 @@ fn the_samples_show_every_setting() {
         let mut missing = Vec::new();
         fields(&schema["properties"]["spec"], "spec", &mut |path, _| {
             let pointer = pointer(path);
-            if !all.iter().any(|(_, it)| it["kind"] == kind && it.pointer(&pointer).is_some()) {
+            if !all.iter().any(|(_, it)| is_ours(it) && it["kind"] == kind && it.pointer(&pointer).is_some())
+            {
                 missing.push(path.to_owned());
             }
         });
