@@ -3,6 +3,8 @@
 //! Fields are camelCase, enum values are spelt as in the custom resources.
 //! Unknown fields are errors: nothing is accepted and ignored. The values here
 //! are only well typed; `kv-router` checks that they make sense together.
+//!
+//! tidy: large, because it is one list: every setting of the file, and nothing else.
 
 mod disaggregation;
 mod tenancy;
