@@ -3,12 +3,15 @@
 //! Fields are camelCase, enum values are spelt as in the custom resources.
 //! Unknown fields are errors: nothing is accepted and ignored. The values here
 //! are only well typed; `kv-router` checks that they make sense together.
+//!
+//! tidy: large, because it is one list: every setting of the file, and nothing else.
 
 mod disaggregation;
 mod tenancy;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
@@ -125,8 +128,12 @@ pub struct RouterConfig {
     /// What happens to a worker whose page size is not the others'.
     #[serde(default)]
     pub page_size_policy: PageSizePolicy,
+    /// Whether engines are asked what they have in hand.
+    // Left out where it says nothing, so that routers of earlier releases read the file.
+    #[serde(default, skip_serializing_if = "EngineLoad::is_default")]
+    pub engine_load: EngineLoad,
     /// Whether workers get the token ids of their prompts.
-    // Left out where it is `Never`, so that routers of earlier releases read the file.
+    // Left out where it is `Never`, for the same reason.
     #[serde(default, skip_serializing_if = "ForwardTokenIds::is_never")]
     pub forward_token_ids: ForwardTokenIds,
     /// Whether decode picks follow the input that targets hold.
@@ -572,6 +579,33 @@ pub struct Nats {
     /// First token of every subject: names the cluster.
     #[serde(default = "default_subject_prefix")]
     pub subject_prefix: String,
+}
+
+/// Whether engines are asked what they have in hand, so that requests which reach them by
+/// another way than this pool's routers count in decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct EngineLoad {
+    /// Whether they are.
+    pub mode: Switch,
+    /// From one question to the next.
+    pub interval_seconds: u64,
+}
+
+/// Shortest and longest interval of [`EngineLoad`], in seconds. An engine may go on for two
+/// seconds with a request that was given up, and what it said counts for three intervals.
+pub const ENGINE_LOAD_SECONDS: RangeInclusive<u64> = 2..=60;
+
+impl Default for EngineLoad {
+    fn default() -> Self {
+        Self { mode: Switch::Enabled, interval_seconds: *ENGINE_LOAD_SECONDS.start() }
+    }
+}
+
+impl EngineLoad {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Limits and time-outs of the proxy.

@@ -87,6 +87,7 @@ fn bad_files_are_refused_by_line_and_field() {
             "sessionAffinity: {mode: Both, ttlSeconds: 0}\n",
             "14: sessionAffinity.ttlSeconds",
         ),
+        ("asked too often", "engineLoad: {intervalSeconds: 1}\n", "14: engineLoad.intervalSeconds: must"),
         ("a tier above 1", "tierCredits: {host: 1.5}\n", "14: tierCredits.host: is 1.5; must be 0 to 1"),
         ("a tier that is no number", "tierCredits: {disk: .nan}\n", "14: tierCredits.disk: is NaN"),
         ("a slow tier worth more", "tierCredits: {host: 0.2}\n", "14: tierCredits.disk: is 0.25, more than"),

@@ -43,6 +43,8 @@ pub struct Metrics {
     pub events: IntCounterVec,
     /// Messages about load between routers, by direction and by what became of them.
     pub loads: IntCounterVec,
+    /// Questions to engines what they have in hand, by what came of them.
+    pub engine_loads: IntCounterVec,
     /// Views fetched anew, by reason.
     pub resyncs: IntCounterVec,
     /// What sessions had to say about picks.
@@ -84,6 +86,7 @@ struct Gauges {
     in_flight: IntGaugeVec,
     active_blocks: IntGaugeVec,
     queued_tokens: IntGaugeVec,
+    strangers: IntGaugeVec,
     demand_tokens: IntGaugeVec,
     demand_requests: IntGaugeVec,
     booked: IntGaugeVec,
@@ -181,6 +184,11 @@ impl Metrics {
                 "Messages about load between routers, by what became of them.",
                 &["direction", "result"],
             )?,
+            engine_loads: counters(
+                "engine_load_reads_total",
+                "Questions to engines what they have in hand, by what came of them.",
+                &["result"],
+            )?,
             resyncs: counters("view_resyncs_total", "Views fetched anew, by reason.", &["reason"])?,
             sessions: counters("session_picks_total", "What sessions had to say about picks.", &["result"])?,
             shadow_picks: counters(
@@ -261,6 +269,11 @@ impl Gauges {
                 "Uncached tokens that wait for a first byte.",
                 &["target"],
             )?,
+            strangers: gauges(
+                "target_strangers",
+                "Sequences that an engine has in hand and no router of the pool sent.",
+                &["target"],
+            )?,
             demand_tokens: gauges(
                 "decode_demand_tokens",
                 "Input tokens held for decoding, once for every answer wanted.",
@@ -321,6 +334,7 @@ impl Gauges {
             &self.in_flight,
             &self.active_blocks,
             &self.queued_tokens,
+            &self.strangers,
             &self.demand_tokens,
             &self.demand_requests,
             &self.booked,
@@ -352,6 +366,9 @@ impl Gauges {
                 set(&self.in_flight, &[&name], load.requests);
                 set(&self.active_blocks, &[&name], load.active_blocks);
                 set(&self.queued_tokens, &[&name], load.queued.0);
+                if let Some(strangers) = target.account.strangers(now) {
+                    set(&self.strangers, &[&name], strangers.requests);
+                }
                 if counts_demand && worker.place().role == Role::Decode {
                     self.set_demand(&name, target.account.demand());
                 }

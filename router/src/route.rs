@@ -46,6 +46,8 @@ pub struct Ask {
     pub protocol: Option<Protocol>,
     /// Answers that it wants of its prompt.
     pub choices: u32,
+    /// Sequences that it is to an engine: answers, of all its prompts.
+    pub sequences: u64,
     /// Tokens of the prompt.
     pub prompt_tokens: Tokens,
     /// Whether they were counted, not estimated.
@@ -139,6 +141,7 @@ impl Ask {
             role: Role::Mixed,
             protocol: None,
             choices: 1,
+            sequences: 1,
             prompt_tokens: prompt.count,
             exact_tokens: prompt.is_exact,
             salted: prompt.namespace.salt.is_some(),
@@ -296,7 +299,7 @@ fn pick_in(
     let now = pool.clock.now();
     let picked = pool.ledger.select_and_book(now, &settings, &request, ask.namespace, &ask.blocks, field);
     let field = &*field;
-    let pick = match picked {
+    let mut pick = match picked {
         Ok(pick) => pick,
         Err(nobody) => {
             count(pool, ask, settings.policy, Outcome::NoTarget, None);
@@ -308,6 +311,7 @@ fn pick_in(
             return Err(Unrouted { receipt, overloaded: nobody.overloaded, follows_its_maker });
         }
     };
+    pick.lease.runs(ask.sequences);
     let choice = &pick.choice;
     let session = followed.unwrap_or(pick.session);
     let turn = pick.turn.as_ref().map(|turn| turn.target(field.names()));

@@ -7,10 +7,10 @@
 use std::path::PathBuf;
 
 use kvrouter_crds::config::{
-    DEFAULT_IMAGE_WEIGHT, DecodeInputDemand, Discovery, DiscoveryBackend, ForwardTokenIds, Freshness,
-    KubernetesDiscovery, KvEvents, Limits, Listen, LiveSettings, Model, Nats, OverlapWeights, Overload,
-    PageSizePolicy, Policy, PoolName, PrefillGuardRelease, RoleSelector, RouterConfig, SCHEMA_VERSION,
-    SessionAffinity, Switch, Tenancy, TierCredits, Tokenizer,
+    DEFAULT_IMAGE_WEIGHT, DecodeInputDemand, Discovery, DiscoveryBackend, EngineLoad, ForwardTokenIds,
+    Freshness, KubernetesDiscovery, KvEvents, Limits, Listen, LiveSettings, Model, Nats, OverlapWeights,
+    Overload, PageSizePolicy, Policy, PoolName, PrefillGuardRelease, RoleSelector, RouterConfig,
+    SCHEMA_VERSION, SessionAffinity, Switch, Tenancy, TierCredits, Tokenizer,
 };
 use kvrouter_crds::pool::{SecretKeyRef, TokenizerSource};
 
@@ -79,6 +79,7 @@ pub fn start_settings(router: &ValidRouter) -> RouterConfig {
         session_affinity: SessionAffinity::default(),
         shadow_policies: Vec::new(),
         page_size_policy: PageSizePolicy::default(),
+        engine_load: EngineLoad::default(),
         forward_token_ids: ForwardTokenIds::default(),
         decode_input_demand: DecodeInputDemand::default(),
         pd_prefill_guard_release: PrefillGuardRelease::default(),

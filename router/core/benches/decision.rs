@@ -23,7 +23,8 @@ use kvrouter_core::ids::{Epoch, Role, Target, WorkerId};
 use kvrouter_core::index::{Holdings, Index};
 use kvrouter_core::policy::leases::{Lease, Ledger};
 use kvrouter_core::policy::lineup::{Entrant, Lineup, Standing};
-use kvrouter_core::policy::outside::ReplicaId;
+use kvrouter_core::policy::outside::{Booking, ReplicaId};
+use kvrouter_core::policy::strangers::Sent;
 use kvrouter_core::policy::{Load, PickRequest, Settings};
 use kvrouter_core::receipts::{Draft, Ring};
 use kvrouter_core::scratch::{Scratch, Scratches};
@@ -128,7 +129,8 @@ impl World {
     fn heard(self, others: u64) -> Self {
         let load = Load { active_blocks: 10, queued: Tokens(0), context: Tokens(160), requests: 1 };
         for entrant in self.lineup.entrants() {
-            (0..others).for_each(|id| entrant.account.replica_booked(Tick(0), ReplicaId(id), load));
+            let told = Booking { load, sent: Some(Sent::default()) };
+            (0..others).for_each(|id| entrant.account.replica_booked(Tick(0), ReplicaId(id), told));
         }
         self
     }

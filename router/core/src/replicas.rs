@@ -2,8 +2,9 @@
 //!
 //! A message is a MessagePack array with the version first: `[version, domain,
 //! replica, loads]`; a load is `[worker, rank, active blocks, queued, context,
-//! requests]`, the whole of what the replica itself has booked on that target, never
-//! what it heard. Readers ignore elements they do not know. [`Telling`] says what is
+//! requests, begun, ended, left]`, the whole of what the replica itself has booked on
+//! that target and sent there, never what it heard. Readers ignore elements they do not
+//! know, and do without the last three. [`Telling`] says what is
 //! to be told, [`Heard`] who spoke. Carrying the bytes is the shell's; what was
 //! heard counts by the rules of [`crate::policy::outside`].
 
@@ -15,7 +16,8 @@ use crate::blocks::Domain;
 use crate::events::msgpack::{ReadError, Reader, infallible};
 use crate::ids::{DpRank, Target};
 use crate::policy::Load;
-use crate::policy::outside::{LIFETIME, MAX_REPLICAS, ReplicaId};
+use crate::policy::outside::{Booking, LIFETIME, MAX_REPLICAS, ReplicaId};
+use crate::policy::strangers::Sent;
 use crate::units::{Millis, Tick, Tokens};
 
 /// Version of this encoding. A reader refuses a newer one by name.
@@ -32,7 +34,9 @@ const RENEWAL: Millis = Millis(LIFETIME.0 / 3);
 const HEAD_BYTES: usize = 40;
 
 const MESSAGE_ELEMENTS: usize = 4;
-const LOAD_ELEMENTS: usize = 6;
+const LOAD_ELEMENTS: usize = 9;
+/// Without what was sent: routers of earlier releases do not tell.
+const LEAST_LOAD_ELEMENTS: usize = 6;
 
 /// One message of another router, or an own one that came back.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,8 +56,8 @@ pub struct TargetLoad<'a> {
     pub worker: &'a str,
     /// Its rank.
     pub rank: DpRank,
-    /// All of it; zero where nothing is left.
-    pub load: Load,
+    /// All of it; a load of zero where nothing is left.
+    pub told: Booking,
 }
 
 /// Why a message was not understood.
@@ -96,54 +100,67 @@ impl MessageError {
 /// What this router told of its own bookings, and when.
 #[derive(Debug, Default)]
 pub struct Telling {
-    /// Targets of which the last word was not zero.
+    /// By target of the fleet that something was told of.
     told: HashMap<Target, Told>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Told {
     at: Tick,
-    load: Load,
+    what: Booking,
+    /// When its target was in the fleet.
+    seen: Tick,
 }
 
 impl Telling {
     /// What is to be told at `now`, where `booked` is what is booked on each target
     /// of the fleet, and takes it for told. New, moved and ended requests are told at
-    /// once; what grows with every token is told with the renewal, and nothing is
-    /// told twice of a target without load.
+    /// once, also where one came and went since the last look; what grows with every token
+    /// is told with the renewal, and nothing is told twice of a target without load.
     pub fn due<'a>(
         &mut self,
         now: Tick,
-        booked: impl Iterator<Item = (&'a Target, Load)>,
-    ) -> Vec<(Target, Load)> {
+        booked: impl Iterator<Item = (&'a Target, Booking)>,
+    ) -> Vec<(Target, Booking)> {
         let mut due = Vec::new();
-        for (target, load) in booked {
-            let told = self.told.get(target);
-            if told.map_or(load != Load::default(), |told| told.is_outdated(now, load)) {
-                due.push((target.clone(), load));
+        for (target, what) in booked {
+            let told = self.told.get_mut(target);
+            let is_due = match &told {
+                Some(told) => told.is_outdated(now, what),
+                None => what.load != Load::default() || begun(what) > 0,
+            };
+            if is_due {
+                due.push((target.clone(), what));
+            } else if let Some(told) = told {
+                told.seen = now;
             }
         }
-        for (target, load) in &due {
-            match *load == Load::default() {
-                true => self.told.remove(target),
-                false => self.told.insert(target.clone(), Told { at: now, load: *load }),
-            };
+        for (target, what) in &due {
+            self.told.insert(target.clone(), Told { at: now, what: *what, seen: now });
         }
-        // Others have forgotten these: their targets left the fleet.
-        self.told.retain(|_, told| now.since(told.at) <= LIFETIME);
+        // The others' targets left the fleet.
+        self.told.retain(|_, told| told.seen == now);
         due
     }
 
     /// The last words of a router that stops: nothing is booked any more.
-    pub fn farewell(&mut self) -> Vec<(Target, Load)> {
-        self.told.drain().map(|(target, _)| (target, Load::default())).collect()
+    pub fn farewell(&mut self) -> Vec<(Target, Booking)> {
+        let busy = self.told.drain().filter(|(_, told)| told.what.load != Load::default());
+        let last = |sent: Sent| Sent { left: sent.begun.saturating_sub(sent.ended), ..sent };
+        busy.map(|(target, told)| (target, Booking { load: Load::default(), sent: told.what.sent.map(last) }))
+            .collect()
     }
 }
 
+fn begun(booking: Booking) -> u64 {
+    booking.sent.map_or(0, |sent| sent.begun)
+}
+
 impl Told {
-    fn is_outdated(self, now: Tick, load: Load) -> bool {
-        (self.load.requests, self.load.queued) != (load.requests, load.queued)
-            || now.since(self.at) >= RENEWAL
+    fn is_outdated(self, now: Tick, booked: Booking) -> bool {
+        let key = |what: Booking| (what.load.requests, what.load.queued, begun(what));
+        let is_busy = self.what.load != Load::default() || booked.load != Load::default();
+        key(self.what) != key(booked) || (is_busy && now.since(self.at) >= RENEWAL)
     }
 }
 
@@ -174,7 +191,7 @@ impl Heard {
 /// The messages that tell `loads`, each of at most `bytes` bytes; each holds one
 /// load at least, however small `bytes` is. Workers with names that are too long for
 /// readers are left out.
-pub fn encode(domain: Domain, replica: ReplicaId, loads: &[(Target, Load)], bytes: usize) -> Vec<Vec<u8>> {
+pub fn encode(domain: Domain, replica: ReplicaId, loads: &[(Target, Booking)], bytes: usize) -> Vec<Vec<u8>> {
     let (mut messages, mut body, mut count) = (Vec::new(), Vec::new(), 0);
     for (target, load) in loads.iter().filter(|(target, _)| target.worker.as_str().len() <= MAX_WORKER) {
         let before = body.len();
@@ -203,11 +220,15 @@ fn message(domain: Domain, replica: ReplicaId, count: usize, body: &[u8]) -> Vec
     out
 }
 
-fn write_load(out: &mut Vec<u8>, target: &Target, load: Load) {
-    infallible(write::write_array_len(out, LOAD_ELEMENTS as u32));
+fn write_load(out: &mut Vec<u8>, target: &Target, booking: Booking) {
+    let Booking { load, sent } = booking;
+    let elements = if sent.is_some() { LOAD_ELEMENTS } else { LEAST_LOAD_ELEMENTS };
+    infallible(write::write_array_len(out, elements as u32));
     infallible(write::write_str(out, target.worker.as_str()));
     infallible(write::write_uint(out, u64::from(target.rank.0)));
-    for amount in [load.active_blocks, load.queued.0, load.context.0, load.requests] {
+    let load = [load.active_blocks, load.queued.0, load.context.0, load.requests];
+    let sent = sent.into_iter().flat_map(|sent| [sent.begun, sent.ended, sent.left]);
+    for amount in load.into_iter().chain(sent) {
         infallible(write::write_uint(out, amount.min(MAX_AMOUNT)));
     }
 }
@@ -238,7 +259,7 @@ impl<'a> Message<'a> {
 
 fn read_load<'a>(reader: &mut Reader<'a>) -> Result<TargetLoad<'a>, MessageError> {
     let length = reader.array_len().at("load")?;
-    if length < LOAD_ELEMENTS {
+    if length < LEAST_LOAD_ELEMENTS {
         return Err(MessageError::Range { field: "load" });
     }
     let worker = reader.str().at("worker")?;
@@ -252,10 +273,17 @@ fn read_load<'a>(reader: &mut Reader<'a>) -> Result<TargetLoad<'a>, MessageError
         context: Tokens(amount(reader, "context tokens")?),
         requests: amount(reader, "requests")?,
     };
-    for _ in LOAD_ELEMENTS..length {
+    let mut read = LEAST_LOAD_ELEMENTS;
+    let mut sent = None;
+    if length >= LOAD_ELEMENTS {
+        let mut sequences = || amount(reader, "sequences");
+        sent = Some(Sent { begun: sequences()?, ended: sequences()?, left: sequences()? });
+        read = LOAD_ELEMENTS;
+    }
+    for _ in read..length {
         reader.skip().at("load")?;
     }
-    Ok(TargetLoad { worker, rank, load })
+    Ok(TargetLoad { worker, rank, told: Booking { load, sent } })
 }
 
 fn amount(reader: &mut Reader<'_>, field: &'static str) -> Result<u64, MessageError> {
@@ -287,11 +315,13 @@ mod tests {
         Target::new(WorkerId::new(format!("10.0.0.{number}:8000")), 1)
     }
 
-    fn load(active_blocks: u64, queued: u64, context: u64, requests: u64) -> Load {
-        Load { active_blocks, queued: Tokens(queued), context: Tokens(context), requests }
+    /// One that sent two sequences more than it has requests, one of which was given up.
+    fn load(active_blocks: u64, queued: u64, context: u64, requests: u64) -> Booking {
+        let load = Load { active_blocks, queued: Tokens(queued), context: Tokens(context), requests };
+        Booking { load, sent: Some(Sent { begun: requests + 2, ended: 1, left: 1 }) }
     }
 
-    fn one_message(loads: &[(Target, Load)]) -> Vec<u8> {
+    fn one_message(loads: &[(Target, Booking)]) -> Vec<u8> {
         let mut body = Vec::new();
         loads.iter().for_each(|(target, load)| write_load(&mut body, target, *load));
         let replica = ReplicaId(0x1122_3344_5566_7788);
@@ -310,7 +340,7 @@ mod tests {
             "94 01",
             "c410 0102030405060708090a0b0c0d0e0f10",
             "cf 1122334455667788",
-            "91 96 ad 31302e302e302e373a38303030 01 09 64 cd012c 02",
+            "91 99 ad 31302e302e302e373a38303030 01 09 64 cd012c 02 04 01 01",
         ];
         assert_eq!(text, expected.concat().replace(' ', ""));
     }
@@ -321,7 +351,7 @@ mod tests {
         let bytes = one_message(&loads);
         let message = Message::decode(&bytes).expect("its own");
         assert_eq!((message.domain, message.replica), (DOMAIN, ReplicaId(0x1122_3344_5566_7788)));
-        let read: Vec<_> = message.loads.iter().map(|it| (it.worker, it.rank.0, it.load)).collect();
+        let read: Vec<_> = message.loads.iter().map(|it| (it.worker, it.rank.0, it.told)).collect();
         let (first, second) = (load(1, 2, 3, 4), load(MAX_AMOUNT, 0, 0, 1));
         assert_eq!(read, [("10.0.0.1:8000", 1, first), ("10.0.0.2:8000", 1, second)]);
     }
@@ -329,13 +359,25 @@ mod tests {
     #[test]
     fn elements_that_are_not_known_are_passed_over() {
         let mut bytes = one_message(&[(target(1), load(1, 2, 3, 4)), (target(2), load(5, 6, 7, 8))]);
-        let first = bytes.iter().position(|byte| *byte == 0x96).expect("a load of six");
+        let first = bytes.iter().position(|byte| *byte == 0x99).expect("a load of nine");
         bytes[0] = 0x95;
-        bytes[first] = 0x97;
-        bytes.insert(first + 20, 0xc3);
+        bytes[first] = 0x9a;
+        bytes.insert(first + 23, 0xc3);
         bytes.push(0xc0);
         let message = Message::decode(&bytes).expect("more than it needs");
-        assert_eq!([message.loads[0].load, message.loads[1].load], [load(1, 2, 3, 4), load(5, 6, 7, 8)]);
+        assert_eq!([message.loads[0].told, message.loads[1].told], [load(1, 2, 3, 4), load(5, 6, 7, 8)]);
+    }
+
+    /// As earlier releases write them, and as they read what is written now: six elements.
+    #[test]
+    fn loads_that_do_not_tell_of_sequences_are_read() {
+        let old = Booking { sent: None, ..load(1, 2, 3, 4) };
+        let bytes = one_message(&[(target(1), old), (target(2), load(5, 6, 7, 8))]);
+        assert!(bytes.contains(&0x96), "a load of six");
+        let message = Message::decode(&bytes).expect("both kinds");
+        assert_eq!([message.loads[0].told, message.loads[1].told], [old, load(5, 6, 7, 8)]);
+        let [six, nine] = [old, load(1, 2, 3, 4)].map(|told| one_message(&[(target(1), told)]));
+        assert_eq!(nine[31..six.len()], six[31..], "what is new comes behind what they know");
     }
 
     #[test]
@@ -381,7 +423,7 @@ mod tests {
             let told = || read.iter().flat_map(|message| &message.loads);
             assert_eq!(told().count(), loads.len());
             assert!(told().zip(&loads).all(|(told, (target, _))| told.worker == target.worker.as_str()));
-            let fits = |message: &Vec<u8>| message.len() <= bytes.max(HEAD_BYTES + 40);
+            let fits = |message: &Vec<u8>| message.len() <= bytes.max(HEAD_BYTES + 50);
             assert!(messages.iter().all(fits), "{bytes}");
             assert!(read.iter().all(|message| message.loads.len() <= MAX_LOADS), "{bytes}");
         }
@@ -392,34 +434,44 @@ mod tests {
     #[test]
     fn only_what_matters_is_told() {
         let (mut telling, one) = (Telling::default(), target(1));
-        let mut check = |why: &str, now: u64, booked: Load, expected: bool| {
+        let mut check = |why: &str, now: u64, (blocks, queued, context, requests, begun), expected: bool| {
+            let booked = Booking {
+                sent: Some(Sent { begun, ..Sent::default() }),
+                ..load(blocks, queued, context, requests)
+            };
             let due = telling.due(Tick(now), [(&one, booked)].into_iter());
             let told = if expected { vec![(one.clone(), booked)] } else { vec![] };
             assert_eq!(due, told, "{why}");
         };
-        check("no load", 0, load(0, 0, 0, 0), false);
-        check("a request", 10, load(5, 80, 80, 1), true);
-        check("no change", 20, load(5, 80, 80, 1), false);
-        check("its prefill is done", 30, load(5, 0, 80, 1), true);
-        check("a token more", 40, load(6, 0, 81, 1), false);
-        check("not a second yet", 1_029, load(6, 0, 99, 1), false);
-        check("a second", 1_030, load(6, 0, 99, 1), true);
-        check("renewed", 1_040, load(6, 0, 99, 1), false);
-        check("one more", 1_050, load(7, 9, 120, 2), true);
-        check("all gone", 1_060, load(0, 0, 0, 0), true);
-        check("said once", 1_070, load(0, 0, 0, 0), false);
-        check("nor renewed", 9_000, load(0, 0, 0, 0), false);
+        check("no load", 0, (0, 0, 0, 0, 0), false);
+        check("a request", 10, (5, 80, 80, 1, 1), true);
+        check("no change", 20, (5, 80, 80, 1, 1), false);
+        check("its prefill is done", 30, (5, 0, 80, 1, 1), true);
+        check("a token more", 40, (6, 0, 81, 1, 1), false);
+        check("not a second yet", 1_029, (6, 0, 99, 1, 1), false);
+        check("a second", 1_030, (6, 0, 99, 1, 1), true);
+        check("renewed", 1_040, (6, 0, 99, 1, 1), false);
+        check("one more", 1_050, (7, 9, 120, 2, 2), true);
+        check("another in the place of one", 1_055, (7, 9, 120, 2, 6), true);
+        check("all gone", 1_060, (0, 0, 0, 0, 6), true);
+        check("said once", 1_070, (0, 0, 0, 0, 6), false);
+        check("nor renewed", 9_000, (0, 0, 0, 0, 6), false);
+        check("one came and went", 9_010, (0, 0, 0, 0, 7), true);
+        check("said once, too", 9_020, (0, 0, 0, 0, 7), false);
     }
 
     #[test]
     fn targets_that_left_are_forgotten_and_the_rest_gets_last_words() {
-        let (mut telling, one, two) = (Telling::default(), target(1), target(2));
-        let busy = load(1, 1, 1, 1);
-        telling.due(Tick(0), [(&one, busy), (&two, busy)].into_iter());
+        let (mut telling, one, two, idle) = (Telling::default(), target(1), target(2), target(3));
+        let (busy, nothing) = (load(1, 1, 1, 1), load(0, 0, 0, 0));
+        let booked = [(&one, busy), (&two, busy), (&idle, nothing)].into_iter();
+        assert_eq!(telling.due(Tick(0), booked).len(), 3, "what came and went is told as well");
         for second in 1..=4 {
-            assert_eq!(telling.due(Tick(second * 1_000), [(&two, busy)].into_iter()).len(), 1);
+            let booked = [(&two, busy), (&idle, nothing)].into_iter();
+            assert_eq!(telling.due(Tick(second * 1_000), booked).len(), 1);
         }
-        assert_eq!(telling.farewell(), [(two, Load::default())]);
+        let last = Booking { load: Load::default(), sent: Some(Sent { begun: 3, ended: 1, left: 2 }) };
+        assert_eq!(telling.farewell(), [(two, last)]);
         assert!(telling.farewell().is_empty());
     }
 

@@ -134,7 +134,8 @@ async fn cache_view(State(pool): State<Arc<Pool>>, Path(worker): Path<String>) -
     .into_response()
 }
 
-/// Loads by target: booked by this router, and by others of the pool.
+/// Loads by target: booked by this router and by others of the pool, and what came by
+/// another way.
 async fn workers(State(pool): State<Arc<Pool>>) -> Response {
     let report = health::report(&pool);
     let fleet = pool.fleet.workers();
@@ -144,7 +145,11 @@ async fn workers(State(pool): State<Arc<Pool>>) -> Response {
         targets.map(|target| (target.target.to_string(), load(&target.account))).collect()
     };
     let (load, elsewhere) = (by_target(&Account::load), by_target(&|it| it.booked_elsewhere(now)));
-    Json(json!({"workers": report.workers, "load": load, "booked_elsewhere": elsewhere})).into_response()
+    let strangers = by_target(&|it| it.strangers(now).unwrap_or_default());
+    let all = json!({
+        "workers": report.workers, "load": load, "booked_elsewhere": elsewhere, "strangers": strangers,
+    });
+    Json(all).into_response()
 }
 
 /// What would be picked for the posted body now. Books nothing.

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashSet};
 use kvrouter_core::policy::decode_demand;
 use kvrouter_core::policy::{PolicyKind, Settings};
 use kvrouter_crds::config::{
-    self as file, DiscoveryBackend, EventTransport, LiveSettings, MAX_BLOCK_SIZE, MAX_DP_SIZE,
-    MAX_TARGET_PORTS, MAX_WEIGHT, Protocol, RoleName, RouterConfig,
+    self as file, DiscoveryBackend, ENGINE_LOAD_SECONDS, EventTransport, LiveSettings, MAX_BLOCK_SIZE,
+    MAX_DP_SIZE, MAX_TARGET_PORTS, MAX_WEIGHT, Protocol, RoleName, RouterConfig,
 };
 
 use super::kind_of;
@@ -50,6 +50,7 @@ pub(super) fn check(file: &RouterConfig) -> Checked {
     check_image_weight(file.image_weight)?;
     check_tiers(&file.tier_credits)?;
     check_sessions(&file.session_affinity)?;
+    check_engine_load(file.engine_load)?;
     check_shadows(&file.shadow_policies, kind_of(file.policy))?;
     check_demand(&file.decode_input_demand, kind_of(file.policy))?;
     check_receipt_files(file.receipt_files.as_ref())?;
@@ -80,6 +81,14 @@ fn check_tenancy(tenancy: Option<&file::Tenancy>) -> Checked {
         return complain("tenancy.header", message);
     }
     Ok(())
+}
+
+fn check_engine_load(load: file::EngineLoad) -> Checked {
+    let (least, most) = (ENGINE_LOAD_SECONDS.start(), ENGINE_LOAD_SECONDS.end());
+    match ENGINE_LOAD_SECONDS.contains(&load.interval_seconds) {
+        true => Ok(()),
+        false => complain("engineLoad.intervalSeconds", format!("must be {least} to {most}")),
+    }
 }
 
 fn check_receipt_files(files: Option<&file::ReceiptFiles>) -> Checked {

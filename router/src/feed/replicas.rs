@@ -12,8 +12,7 @@ use async_nats::Client;
 use async_nats::connection::State;
 use futures::StreamExt;
 use kvrouter_core::ids::Target;
-use kvrouter_core::policy::Load;
-use kvrouter_core::policy::outside::ReplicaId;
+use kvrouter_core::policy::outside::{Booking, ReplicaId};
 use kvrouter_core::replicas::{self, Message, Telling};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -78,7 +77,7 @@ impl Sharing {
         }
         let workers = self.pool.fleet.workers();
         let targets = workers.iter().flat_map(|worker| &worker.targets);
-        let booked = targets.map(|target| (&target.target, target.account.load()));
+        let booked = targets.map(|target| (&target.target, target.account.booking()));
         let due = self.telling.due(self.pool.clock.now(), booked);
         self.publish(&due).await;
     }
@@ -96,7 +95,7 @@ impl Sharing {
         Ok(())
     }
 
-    async fn publish(&self, loads: &[(Target, Load)]) {
+    async fn publish(&self, loads: &[(Target, Booking)]) {
         let bytes = MESSAGE_BYTES.min(self.client.max_payload() / 2);
         for message in replicas::encode(self.pool.domain, self.replica, loads, bytes) {
             let result = match self.client.publish(self.subject.clone(), message.into()).await {
@@ -133,7 +132,7 @@ impl Sharing {
         for told in &message.loads {
             let worker = fleet::find(&workers, told.worker);
             match worker.and_then(|worker| worker.target(told.rank)) {
-                Some(target) => target.account.replica_booked(now, message.replica, told.load),
+                Some(target) => target.account.replica_booked(now, message.replica, told.told),
                 None => result = "unknown_target",
             }
         }

@@ -7,10 +7,11 @@
 //! forgotten, and whoever has a request there keeps it alive until that ends.
 //!
 //! [`worker`] is one of them; [`kubernetes`] finds them as pods, by the rules
-//! in [`pods`]; [`probe`] asks them; [`pages`] compares their pages, [`rendering`]
+//! in [`pods`]; [`probe`] asks them, [`load`] what they have in hand; [`pages`] compares their pages, [`rendering`]
 //! their tokens.
 
 pub mod kubernetes;
+pub mod load;
 pub mod pages;
 pub mod pods;
 pub mod probe;
@@ -154,6 +155,8 @@ pub fn start(pool: &Arc<Pool>, upstream: &Upstream, worker: &Arc<Worker>) {
     tokio::spawn(worker.gone.clone().run_until_cancelled_owned(probing));
     let comparing = rendering::watch(Arc::clone(pool), upstream.clone(), Arc::clone(worker));
     tokio::spawn(worker.gone.clone().run_until_cancelled_owned(comparing));
+    let asking = load::watch(Arc::clone(pool), upstream.clone(), Arc::clone(worker));
+    tokio::spawn(worker.gone.clone().run_until_cancelled_owned(asking));
     feed::zmq::follow(pool, worker);
 }
 

@@ -15,6 +15,7 @@ use kvrouter_crds::config::{Engine, EventTransport};
 use kvrouter_crds::health::Problem;
 use serde_json::Value;
 
+use super::load::label;
 use super::{ReadyReason, ServedModel, Worker, WorkerStatus};
 use crate::pool::Pool;
 use crate::proxy::forward::version;
@@ -24,9 +25,10 @@ use crate::proxy::upstream::{Blame, ROUTER_EXHAUSTED, Upstream};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// An engine answers `/v1/models` from memory; two seconds are generous.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Probes between two readings of page size and version, which change with a
-/// restart only.
-const READ_ENGINE_EVERY: u64 = 15;
+/// Between two readings of page size and version, which change with a restart only.
+pub(super) const READ_ENGINE_EVERY: Duration = Duration::from_secs(15);
+/// The same in probes.
+const READ_ENGINE_PROBES: u64 = READ_ENGINE_EVERY.as_secs() / INTERVAL.as_secs();
 /// Failed probes in a row after which a ready worker is no longer picked: one
 /// lost answer under load is not an outage.
 const FAILURES: u32 = 2;
@@ -57,9 +59,9 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
             worker.missed_probes.store(failures, Ordering::Relaxed);
             let was_ready = worker.status().ready;
             // Before it can be picked: its page may keep it out.
-            if found.ready && (!was_ready || round.is_multiple_of(READ_ENGINE_EVERY)) {
+            if found.ready && (!was_ready || round.is_multiple_of(READ_ENGINE_PROBES)) {
                 // One that could not be asked is as it was.
-                let _ = read_engine(&pool, &upstream, &worker, found.engine).await;
+                let _ = read_engine(&pool, &upstream, &worker, found.engine, !was_ready).await;
             }
             if found.ready {
                 note_adapters(&pool, &worker, &found);
@@ -219,30 +221,41 @@ async fn read_engine(
     upstream: &Upstream,
     worker: &Worker,
     engine: Engine,
+    joins: bool,
 ) -> Result<(), Unasked> {
-    let (page, caching, version) = match engine {
+    let version = match engine {
         Engine::SGLang => {
             let info = get(upstream, worker, "/server_info").await?;
-            (sglang_page(info.clone()), sglang_caching(info.clone()), version_in(info))
+            note_cache(pool, worker, sglang_page(info.clone()), sglang_caching(info.clone()));
+            version_in(info)
         }
         Engine::VLLM | Engine::ATOM | Engine::Auto => {
-            let metrics = get(upstream, worker, "/metrics").await?;
-            let version = version_in(get(upstream, worker, "/version").await?);
-            (vllm_page(metrics.clone()), vllm_caching(metrics), version)
+            // Who reads its load reads the same page, and more often.
+            if joins || !worker.has_read_metrics(pool.clock.now(), 2 * READ_ENGINE_EVERY) {
+                note_metrics(pool, worker, get(upstream, worker, "/metrics").await?);
+            }
+            version_in(get(upstream, worker, "/version").await?)
         }
     };
     let mut status = worker.write_status();
-    status.reported_page = page;
     // One that does not say it this time has not become another release.
     status.engine_version = version.or(status.engine_version.take());
-    drop(status);
+    Ok(())
+}
+
+/// Takes over what the metrics of vLLM say of its cache.
+pub(super) fn note_metrics(pool: &Pool, worker: &Worker, answer: Option<(u16, Bytes)>) {
+    note_cache(pool, worker, vllm_page(answer.clone()), vllm_caching(answer));
+}
+
+fn note_cache(pool: &Pool, worker: &Worker, page: Option<u32>, caching: PrefixCaching) {
+    worker.write_status().reported_page = page;
     let misfit = page.is_some_and(|page| !pool.config.size.holds_pages_of(page));
     for target in &worker.targets {
         let mut trust = target.trust.lock();
         trust.set_reported_page_misfit(misfit);
         trust.set_prefix_caching(caching);
     }
-    Ok(())
 }
 
 /// SGLang's events name adapters since 0.5.22. Before that, their blocks look like
@@ -310,9 +323,7 @@ fn cache_config(answer: Option<(u16, Bytes)>, name: &str) -> Option<String> {
     let (_, body) = answer.filter(|(code, _)| *code == 200)?;
     let text = std::str::from_utf8(&body).ok()?;
     let line = text.lines().find(|line| line.starts_with("vllm:cache_config_info{"))?;
-    let (_, value) =
-        line.split_once(&format!("{{{name}=\"")).or_else(|| line.split_once(&format!(",{name}=\"")))?;
-    value.split('"').next().map(str::to_owned)
+    label(line, name).map(str::to_owned)
 }
 
 /// What it answers; `None` where it does not.

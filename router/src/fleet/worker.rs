@@ -6,7 +6,8 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use kvrouter_core::events::envelope::Status;
 use kvrouter_core::ids::{DpRank, Role, Slot, Target, WorkerId};
@@ -133,6 +134,8 @@ pub struct Worker {
     pub(super) is_unasked: AtomicBool,
     /// Times that probes found it ready after they had not.
     pub(super) times_ready: AtomicU32,
+    /// The tick after its metrics were last read for its page; 0 before.
+    pub(super) metrics_read: AtomicU64,
     /// What is known of its tokens.
     pub rendering: Rendering,
     /// Its page keeps it out of routing.
@@ -301,6 +304,7 @@ impl Worker {
             missed_probes: AtomicU32::new(0),
             is_unasked: AtomicBool::new(false),
             times_ready: AtomicU32::new(0),
+            metrics_read: AtomicU64::new(0),
             rendering: Rendering::default(),
             odd_page: AtomicBool::new(false),
             standing: Arc::default(),
@@ -323,6 +327,12 @@ impl Worker {
     /// Times that probes found it ready after they had not.
     pub fn times_ready(&self) -> u32 {
         self.times_ready.load(Ordering::Relaxed)
+    }
+
+    /// Whether its metrics were read for its page within `time`.
+    pub(super) fn has_read_metrics(&self, now: Tick, time: Duration) -> bool {
+        let read = self.metrics_read.load(Ordering::Relaxed);
+        read > 0 && u128::from(now.0.saturating_sub(read)) < time.as_millis()
     }
 
     /// What discovery said last.

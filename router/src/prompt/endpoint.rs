@@ -144,6 +144,29 @@ pub fn prompts_in(endpoint: Endpoint, body: &Value) -> usize {
     several.map(Vec::len).max().unwrap_or(1)
 }
 
+/// How many sequences `body` is to an engine: all answers of all its prompts. Rather
+/// more than fewer where that is not certain; at least one.
+pub fn sequences_in(endpoint: Endpoint, body: &Value) -> u64 {
+    let prompts = match endpoint.has_a_prompt() {
+        true => prompts_in(endpoint, body),
+        // Engines take a list of texts, or of lists of ids, as so many prompts, by many names.
+        false => {
+            let lists =
+                body.as_object().into_iter().flat_map(|body| body.values().filter_map(Value::as_array));
+            let several = lists.filter(|list| !list.first().is_some_and(Value::is_number));
+            several.map(Vec::len).max().unwrap_or(1)
+        }
+    };
+    let sampling = &body["sampling_params"];
+    let each = sampling.as_array().map_or(std::slice::from_ref(sampling), Vec::as_slice);
+    let wanted = |of: &Value| ["n", "best_of"].iter().filter_map(|name| of[*name].as_u64()).max();
+    let answers = each.iter().chain([body]).filter_map(wanted).max().unwrap_or(1);
+    (prompts as u64).max(1).saturating_mul(answers.clamp(1, MAX_ANSWERS))
+}
+
+/// No engine gives more answers of one prompt.
+pub const MAX_ANSWERS: u64 = 1 << 16;
+
 /// Whether the engine computes the whole prompt, whatever it holds: it wants
 /// the log-probabilities of prompt tokens.
 pub fn bypasses_cache(body: &Value) -> bool {
@@ -410,6 +433,31 @@ mod tests {
         check("embeddings", Endpoint::Embeddings, &json!({"input": "a"}), Err(Refusal::NoPrompt));
         let own = json!({"messages": [], "chat_template": "x"});
         check("a template of the request's own", Endpoint::Chat, &own, Err(Refusal::Unrenderable));
+    }
+
+    #[test]
+    fn sequences_are_all_answers_of_all_prompts() {
+        use Endpoint::{Chat, Completions, Embeddings, Generate, Other};
+        for (endpoint, body, expected) in [
+            (Chat, json!({"messages": [1, 2]}), 1),
+            (Chat, json!({"messages": [], "n": 4}), 4),
+            (Chat, json!({"n": 0}), 1),
+            (Chat, json!({"n": "4"}), 1),
+            (Chat, json!({"n": u64::MAX}), MAX_ANSWERS),
+            (Completions, json!({"prompt": "a", "n": 2, "best_of": 5}), 5),
+            (Completions, json!({"prompt": ["a", "b", "c"]}), 3),
+            (Completions, json!({"prompt": [1, 2, 3]}), 1),
+            (Completions, json!({"prompt": [[1], [2]], "n": 4}), 8),
+            (Completions, json!({"prompt": []}), 1),
+            (Generate, json!({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 3}]}), 6),
+            (Generate, json!({"input_ids": [1, 2], "sampling_params": {"n": 3}}), 3),
+            (Embeddings, json!({"input": ["a", "b"]}), 2),
+            (Embeddings, json!({"input": [1, 2]}), 1),
+            (Other, json!({"query": "a", "documents": ["b", "c", "d"]}), 3),
+            (Other, Value::Null, 1),
+        ] {
+            assert_eq!(sequences_in(endpoint, &body), expected, "{body}");
+        }
     }
 
     #[test]

@@ -172,6 +172,7 @@ impl Watch {
     fn end(&mut self, reader: &mut Reader) {
         if !self.over {
             self.over = true;
+            self.routed.lease.answered();
             let usage = self.take_usage(reader);
             if self.is_good() {
                 self.routed.prompt_finished(&self.pool, usage);

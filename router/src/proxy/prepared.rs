@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use super::errors::ClientError;
 use super::forward::Forwardable;
-use super::pd::division::{Division, Indivisible};
+use super::pd::division::{self, Division, Indivisible};
 use super::salting::Salting;
 use super::splice::Members;
 use crate::pool::Pool;
@@ -93,7 +93,7 @@ pub async fn prepare(
             let own = Arc::clone(pool);
             let work = move || {
                 let salting = tenant.map(|tenant| Salting::of(tenant, endpoint, &body)).transpose()?;
-                let prepared = unread(&own, request_id, &body, salting)?;
+                let prepared = unread(&own, endpoint, request_id, &body, salting)?;
                 Ok(Prepared { division: division(&own, endpoint, &Members::of(&body)), ..prepared })
             };
             tokio::task::spawn_blocking(work).await.map_err(|_| ClientError::ShuttingDown)?
@@ -131,13 +131,13 @@ pub fn prepare_blocking(
     let members = Members::of(body);
     let parsed = pool.prompter.read(endpoint, tenant.as_ref().map_or(0, Tenant::digest), body);
     if !endpoint.has_a_prompt() {
-        let prepared = other(pool, request_id, &parsed.unwrap_or(Body::from_json(Value::Null)));
+        let prepared = other(pool, endpoint, request_id, &parsed.unwrap_or(Body::from_json(Value::Null)));
         return Ok(Prepared { division: division(pool, endpoint, &members), ..prepared });
     }
     let salting = |tenant: Option<Tenant>| tenant.map(|it| Salting::of(it, endpoint, body)).transpose();
     let Ok(mut parsed) = parsed else {
         check_syntax(body)?;
-        let prepared = unread(pool, request_id, body, salting(tenant)?)?;
+        let prepared = unread(pool, endpoint, request_id, body, salting(tenant)?)?;
         return Ok(Prepared { division: division(pool, endpoint, &members), ..prepared });
     };
     if !parsed.fields.is_object() {
@@ -173,6 +173,7 @@ pub fn prepare_blocking(
     };
     let streamed = is_streamed(&parsed.fields);
     let choices = choices(&parsed.fields);
+    let sequences = endpoint::sequences_in(endpoint, &parsed.fields);
     let prompt = pool.prompter.prepare(&asked, parsed);
     // Adapters are named in other fields too.
     adapter(pool, prompt.namespace.adapter.as_deref())?;
@@ -182,7 +183,7 @@ pub fn prepare_blocking(
         ForwardTokenIds::WhenConfirmed => Forwardable::of(endpoint, variant, &members, &prompt).map(Arc::new),
     };
     let apart = salting.as_ref().map(|salting| salting.endpoint);
-    let ask = Ask { choices, apart, ..Ask::new(pool, request_id, prompt) };
+    let ask = Ask { choices, sequences, apart, ..Ask::new(pool, request_id, prompt) };
     let division = division(pool, endpoint, &members);
     Ok(Prepared { ask, streamed, forwardable, salting, division, refused, variant, work })
 }
@@ -201,6 +202,7 @@ fn check_syntax(body: &[u8]) -> Result<(), ClientError> {
 /// bytes, by four.
 fn unread(
     pool: &Pool,
+    endpoint: Endpoint,
     request_id: Arc<str>,
     body: &[u8],
     salting: Option<Salting>,
@@ -211,15 +213,18 @@ fn unread(
     prompt.namespace.salt = salting.as_ref().map(|salting| Arc::clone(&salting.salt));
     let prepared = Prepared::unread(pool, request_id, prompt, head.stream.unwrap_or(false));
     let apart = salting.as_ref().map(|salting| salting.endpoint);
-    Ok(Prepared { ask: Ask { apart, ..prepared.ask }, salting, ..prepared })
+    let sequences = division::sequences(endpoint, &Members::of(body));
+    Ok(Prepared { ask: Ask { apart, sequences, ..prepared.ask }, salting, ..prepared })
 }
 
 /// A request to a path whose prompts are not read.
-fn other(pool: &Pool, request_id: Arc<str>, body: &Body) -> Prepared {
+fn other(pool: &Pool, endpoint: Endpoint, request_id: Arc<str>, body: &Body) -> Prepared {
     // Engines may know more models on such paths; only adapters bind.
     let named = adapter(pool, body.fields.get("model").and_then(Value::as_str)).unwrap_or(None);
     let prompt = without_tokens(endpoint::estimate(body), named, Refusal::NoPrompt);
-    Prepared::unread(pool, request_id, prompt, is_streamed(&body.fields))
+    let prepared = Prepared::unread(pool, request_id, prompt, is_streamed(&body.fields));
+    let sequences = endpoint::sequences_in(endpoint, &body.fields);
+    Prepared { ask: Ask { sequences, ..prepared.ask }, ..prepared }
 }
 
 fn division(pool: &Pool, endpoint: Endpoint, members: &Members<'_>) -> Option<Result<Division, Indivisible>> {

@@ -13,6 +13,7 @@ mod failures;
 mod harness;
 mod kubernetes;
 mod lifecycle;
+mod load;
 mod nats;
 mod policies;
 mod prompts;

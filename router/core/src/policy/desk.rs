@@ -235,7 +235,7 @@ impl Desk {
             }
             shape_of.push(last.2);
             let hits = || shapes[last.2 as usize].hits.total();
-            loads.push(account.load_for(now, request, hits));
+            loads.push(account.load_for(now, hits));
             if counts_demand {
                 demands.push(account.demand());
             }

@@ -23,10 +23,12 @@ use super::desk::{Booked, Desk, Note, SharedDesk};
 use super::field::Field;
 use super::images::{ImageKey, ImageMemory};
 use super::lineup::Names;
-use super::outside::{EngineLoad, Outside, ReplicaId};
+use super::outside::{Booking, Outside, ReplicaId};
 use super::prefill_speed::PrefillSpeed;
 use super::prefixes::{Gone, Holder, Walk};
 use super::sessions::{Hold, SessionUse, Sessions};
+use super::strangers::{EngineReport, Sent};
+use super::sums::{Others, Sum, Tally};
 use super::tie::Ties;
 use super::{Choice, Load, PickRequest, Settings, choose, follow};
 use crate::blocks::{BlockHash, NamespaceId};
@@ -47,17 +49,16 @@ pub struct Account {
     context: Sum,
     booked: Sum,
     released: Sum,
-    /// Requests that wait for their first byte.
-    waiting: Sum,
     /// The holder of `seat`, [`NOBODY`] before there is one.
     holder: AtomicU32,
     /// Somebody else spoke of load on this target.
     outside_spoke: AtomicBool,
     /// Prefills are done that events have not confirmed yet.
     unconfirmed: AtomicBool,
+    sent: Tally,
     demand_tokens: Sum,
     demand_requests: Sum,
-    /// What other routers have booked, where somebody spoke.
+    /// What others have there, where somebody spoke.
     others: Others,
     /// Where its prompts are; empty before the first booking.
     seat: OnceLock<Seat>,
@@ -75,10 +76,10 @@ impl Default for Account {
             context: Sum::default(),
             booked: Sum::default(),
             released: Sum::default(),
-            waiting: Sum::default(),
             holder: AtomicU32::new(NOBODY),
             outside_spoke: AtomicBool::new(false),
             unconfirmed: AtomicBool::new(false),
+            sent: Tally::default(),
             demand_tokens: Sum::default(),
             demand_requests: Sum::default(),
             others: Others::default(),
@@ -101,65 +102,6 @@ struct Memory {
 struct Seat {
     desk: Arc<SharedDesk>,
     holder: Holder,
-}
-
-/// A count that leases raise and lower. Readers need no order among several of
-/// them: what a pick booked, the next one sees because of the ledger's lock.
-#[derive(Debug, Default)]
-struct Sum(AtomicU64);
-
-impl Sum {
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn add(&self, more: u64) {
-        if more > 0 {
-            self.0.fetch_add(more, Ordering::Relaxed);
-        }
-    }
-
-    /// Never below zero: whoever lowers it raised it before by as much.
-    fn sub(&self, less: u64) {
-        if less > 0 {
-            self.0.fetch_sub(less, Ordering::Relaxed);
-        }
-    }
-}
-
-/// What other routers have booked, worked out when one of them spoke, so that picks
-/// need not ask for each.
-#[derive(Debug, Default)]
-struct Others {
-    /// From this tick on it is to be worked out anew.
-    anew: AtomicU64,
-    active_blocks: AtomicU64,
-    queued: AtomicU64,
-    context: AtomicU64,
-    requests: AtomicU64,
-}
-
-impl Others {
-    /// The sum, where it holds at `now`.
-    #[inline]
-    fn get(&self, now: Tick) -> Option<Load> {
-        let read = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        (now.0 < read(&self.anew)).then(|| Load {
-            active_blocks: read(&self.active_blocks),
-            queued: Tokens(read(&self.queued)),
-            context: Tokens(read(&self.context)),
-            requests: read(&self.requests),
-        })
-    }
-
-    fn set(&self, load: Load, anew: Tick) {
-        let write = |number: &AtomicU64, value: u64| number.store(value, Ordering::Relaxed);
-        write(&self.active_blocks, load.active_blocks);
-        write(&self.queued, load.queued.0);
-        write(&self.context, load.context.0);
-        write(&self.requests, load.requests);
-        write(&self.anew, anew.0);
-    }
 }
 
 /// How many leases an account has seen. `booked − released` is what is in
@@ -192,6 +134,10 @@ pub struct Lease {
     queued: Tokens,
     /// Whether the first byte has not come yet.
     waits: bool,
+    /// What it is to its engine, which counts by answers and prompts.
+    sequences: u64,
+    /// The engine is done with it.
+    ended: bool,
     generated: Tokens,
     private: u64,
     /// Input that it holds for decoding, where that is counted.
@@ -269,6 +215,8 @@ impl Turn {
 pub struct Ledger {
     desk: Arc<SharedDesk>,
     sessions: Arc<Mutex<Sessions>>,
+    /// The running mean of prompts' lengths.
+    typical: AtomicU64,
 }
 
 impl Ledger {
@@ -303,6 +251,7 @@ impl Ledger {
         let (size, prompt) = (request.size, request.prompt);
         let charge = Charge { namespace, blocks, size, prompt, uncached };
         let mut lease = self.book(&mut desk, account, &charge, walk);
+        self.note_length(prompt);
         if decode_demand::counts(settings, request.role) {
             lease.hold_demand(decode_demand::input(request));
         }
@@ -353,7 +302,7 @@ impl Ledger {
         account.active_blocks.add(new + 1);
         account.queued.add(uncached.0);
         account.context.add(prompt.0);
-        account.waiting.add(1);
+        account.sent.begun.add(1);
         account.booked.add(1);
         Lease {
             account: Arc::clone(account),
@@ -362,6 +311,8 @@ impl Ledger {
             prompt,
             queued: uncached,
             waits: true,
+            sequences: 1,
+            ended: false,
             generated: Tokens(0),
             private: 1,
             demand: None,
@@ -380,6 +331,21 @@ impl Ledger {
     #[cfg(test)]
     pub(super) fn desk(&self) -> &SharedDesk {
         &self.desk
+    }
+
+    /// How long its late prompts are on average; zero before the first.
+    pub fn typical_prompt(&self) -> Tokens {
+        Tokens(self.typical.load(Ordering::Relaxed))
+    }
+
+    /// Under the desk's lock: nobody else writes.
+    fn note_length(&self, prompt: Tokens) {
+        const LATE: u64 = 16;
+        let mean = match self.typical.load(Ordering::Relaxed) {
+            0 => prompt.0,
+            mean => mean - mean / LATE + prompt.0 / LATE,
+        };
+        self.typical.store(mean, Ordering::Relaxed);
     }
 
     /// Ends the sessions that are bound to `worker`, which left.
@@ -459,34 +425,60 @@ impl Account {
             let desk = &mut *seat.desk.lock();
             desk.in_flight.forget(seat.holder, &mut desk.prompts);
         }
-        self.memory.lock().images = ImageMemory::default();
+        let memory = &mut *self.memory.lock();
+        memory.images = ImageMemory::default();
+        memory.outside.engine_restarted();
     }
 
-    /// Another router of the pool has `load` booked on the target. To be renewed.
-    pub fn replica_booked(&self, now: Tick, replica: ReplicaId, load: Load) {
+    /// Another router of the pool has this booked on the target. To be renewed.
+    pub fn replica_booked(&self, now: Tick, replica: ReplicaId, told: Booking) {
         let outside = &mut self.memory.lock().outside;
-        outside.replica(now, replica, load);
+        outside.replica(now, replica, told);
         self.work_out_others(now, outside);
     }
 
-    /// The target's engine says what it has in hand. To be renewed.
-    pub fn engine_reported(&self, now: Tick, load: EngineLoad) {
+    /// The target's engine will be asked for its load a while from now.
+    pub fn about_to_ask(&self, now: Tick) {
+        self.memory.lock().outside.mark(now, self.sent.read());
+    }
+
+    /// The target's engine said what it has in hand. To be renewed.
+    pub fn engine_reported(&self, now: Tick, report: &EngineReport) {
         let outside = &mut self.memory.lock().outside;
-        outside.engine(now, load);
+        outside.engine(now, report, self.load());
         self.work_out_others(now, outside);
     }
 
-    /// What this router has booked now: what it tells others.
+    /// What this router sent there so far.
+    pub fn sent(&self) -> Sent {
+        self.sent.read()
+    }
+
+    /// What it tells others.
+    pub fn booking(&self) -> Booking {
+        Booking { load: self.load(), sent: Some(self.sent()) }
+    }
+
+    /// What this router has booked now.
+    #[inline]
     pub fn load(&self) -> Load {
-        self.own_load()
+        Load {
+            active_blocks: self.active_blocks.get(),
+            queued: Tokens(self.queued.get()),
+            context: Tokens(self.context.get()),
+            requests: self.turnover().in_flight(),
+        }
     }
 
     /// What other routers of the pool have booked, as far as they said so lately.
     pub fn booked_elsewhere(&self, now: Tick) -> Load {
-        match self.outside_spoke.load(Ordering::Relaxed) {
-            true => self.memory.lock().outside.replicas(now).0,
-            false => Load::default(),
-        }
+        self.memory.lock().outside.replicas(now)
+    }
+
+    /// What its engine has beyond what the pool's routers sent; `None` where it did not
+    /// say so lately.
+    pub fn strangers(&self, now: Tick) -> Option<Load> {
+        self.memory.lock().outside.strangers(now)
     }
 
     /// How many leases there have been.
@@ -524,42 +516,27 @@ impl Account {
         self.memory.lock().images.seen(images)
     }
 
-    /// All that is known of its load, where `request`, which hits `hits` blocks there, may
-    /// have been counted already.
+    /// All that is known of its load, beside a request that hits `hits` blocks there; they
+    /// are asked for only where others have something.
     #[inline]
-    pub(super) fn load_for(&self, now: Tick, request: &PickRequest<'_>, hits: impl Fn() -> u64) -> Load {
+    pub(super) fn load_for(&self, now: Tick, hits: impl Fn() -> u64) -> Load {
         if !self.outside_spoke.load(Ordering::Relaxed) {
-            return self.own_load();
+            return self.load();
         }
-        match self.others.get(now) {
-            Some(others) => self.own_load().plus(others.beside_hits(hits())),
-            None => self.load_beside(now, request, hits()),
-        }
-    }
-
-    #[inline]
-    fn own_load(&self) -> Load {
-        Load {
-            active_blocks: self.active_blocks.get(),
-            queued: Tokens(self.queued.get()),
-            context: Tokens(self.context.get()),
-            requests: self.turnover().in_flight(),
-        }
-    }
-
-    fn load_beside(&self, now: Tick, request: &PickRequest<'_>, hits: u64) -> Load {
-        let booked = self.own_load();
-        let outside = &self.memory.lock().outside;
-        self.work_out_others(now, outside);
-        let beyond = outside.beyond(now, booked, self.waiting.get(), request.prompt, request.size);
-        booked.plus(beyond.beside_hits(hits))
+        let others = self.others.get(now).unwrap_or_else(|| {
+            let outside = &self.memory.lock().outside;
+            self.work_out_others(now, outside)
+        });
+        self.load().plus(others.beside_hits(hits()))
     }
 
     /// Under the lock of `outside`, so that nothing older comes after.
-    fn work_out_others(&self, now: Tick, outside: &Outside) {
-        let (load, anew) = outside.replicas(now);
+    fn work_out_others(&self, now: Tick, outside: &Outside) -> Load {
+        let load = outside.load(now);
+        self.outside_spoke.store(load.is_some(), Ordering::Relaxed);
+        let (load, anew) = load.unwrap_or_default();
         self.others.set(load, anew);
-        self.outside_spoke.store(!outside.is_silent(now), Ordering::Relaxed);
+        load
     }
 }
 
@@ -573,7 +550,6 @@ impl Lease {
         }
         let queued = std::mem::take(&mut self.queued);
         self.account.queued.sub(queued.0);
-        self.account.waiting.sub(1);
         if let Some((seat, Booked { ticket, .. })) = self.seated() {
             seat.desk.tell(Note::Prefilled { now, ticket });
             self.account.unconfirmed.store(true, Ordering::Relaxed);
@@ -591,6 +567,19 @@ impl Lease {
         if let Some(held) = self.session.take() {
             held.sessions.lock().fail(&held.hold);
         }
+    }
+
+    /// Its engine counts it as so many sequences. To be said before it is sent.
+    pub fn runs(&mut self, sequences: u64) {
+        let more = sequences.saturating_sub(self.sequences);
+        self.account.sent.begun.add(more);
+        self.sequences += more;
+    }
+
+    /// The engine has answered in full. Where nobody says so, the request was given up,
+    /// and the engine may go on with it for a while.
+    pub fn answered(&mut self) {
+        self.ended = true;
     }
 
     /// The answer ended at `now`: its session is idle from then on.
@@ -642,7 +631,8 @@ impl Drop for Lease {
         account.active_blocks.sub(gone.blocks + self.private);
         account.queued.sub(self.queued.0);
         account.context.sub((self.prompt + self.generated).0);
-        account.waiting.sub(u64::from(self.waits));
+        let over = if self.ended { &account.sent.ended } else { &account.sent.left };
+        over.add(self.sequences);
         if let Some(demand) = self.demand {
             account.demand_tokens.sub(demand.0);
             account.demand_requests.sub(1);
@@ -718,22 +708,28 @@ mod tests {
         assert_eq!(successor.load().requests, 1);
     }
 
+    #[test]
+    fn sequences_are_counted_from_their_booking_until_they_are_over() {
+        let (ledger, account) = (Ledger::default(), Arc::new(Account::default()));
+        let [mut four, one, mut none] = [0, 1, 2].map(|_| book(&ledger, &account, 0..4, 9));
+        four.runs(4);
+        four.runs(4);
+        none.runs(0);
+        assert_eq!(account.sent(), Sent { begun: 6, ended: 0, left: 0 });
+        four.answered();
+        drop((four, one));
+        assert_eq!(account.sent(), Sent { begun: 6, ended: 4, left: 1 });
+        none.answered();
+        drop(none);
+        assert_eq!(account.sent(), Sent { begun: 6, ended: 5, left: 1 });
+    }
+
     /// The oracle keeps the last word of every router, and adds up those that are fresh.
     #[test]
     fn picks_see_the_last_fresh_word_of_every_router() {
         let (ledger, account) = (Ledger::default(), Arc::new(Account::default()));
         let _own = book(&ledger, &account, 0..4, 9);
         let own = account.load();
-        let request = PickRequest {
-            id: "r",
-            role: Role::Mixed,
-            prompt: Tokens(69),
-            blocks: &blocks(0..4),
-            size: size(),
-            images: &[],
-            session: None,
-            choices: 1,
-        };
         let (mut said, mut now, mut state) = (std::collections::BTreeMap::new(), 0, 7u64);
         let mut roll = |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -745,14 +741,14 @@ mod tests {
                 let (id, requests) = (roll(5), roll(3));
                 let (active_blocks, context) = (requests * 9, Tokens(requests * 7));
                 let load = Load { active_blocks, context, requests, ..Load::default() };
-                account.replica_booked(Tick(now), ReplicaId(id), load);
+                account.replica_booked(Tick(now), ReplicaId(id), Booking { load, sent: None });
                 said.insert(id, (now, load));
             }
             let fresh = said.values().filter(|(at, _)| now - at <= 3_000);
             let others = fresh.fold(Load::default(), |sum, (_, load)| sum.plus(*load));
-            assert_eq!(account.load_for(Tick(now), &request, 0), own.plus(others), "at {now}");
+            assert_eq!(account.load_for(Tick(now), 0), own.plus(others), "at {now}");
             let beside = Load { active_blocks: others.requests * 5, ..others };
-            assert_eq!(account.load_for(Tick(now), &request, 4), own.plus(beside), "at {now}");
+            assert_eq!(account.load_for(Tick(now), 4), own.plus(beside), "at {now}");
             assert_eq!((account.booked_elsewhere(Tick(now)), account.load()), (others, own));
         }
     }

@@ -9,7 +9,7 @@
 //! One file per policy: [`cache_plus_load`], [`kv_aware`], [`longest_prefix`],
 //! [`least_load`], [`round_robin`], [`lmetric`]. What they share: [`hits`] (what an
 //! engine will really skip), [`tie`] (the total order), [`leases`] (load, booked and released),
-//! [`outside`] (load that others booked), [`in_flight`] (what prefills under way will leave behind),
+//! [`outside`] (load that others booked), [`strangers`] (load that nobody booked), [`in_flight`] (what prefills under way will leave behind),
 //! [`decode_demand`] (decode picks by the input held), [`sessions`] and [`images`] (affinity), [`shadow`] (what others would do), [`history`] (where
 //! prefixes were sent, for targets without a sound view).
 
@@ -35,6 +35,8 @@ pub mod price;
 pub mod round_robin;
 pub mod sessions;
 pub mod shadow;
+pub mod strangers;
+mod sums;
 pub mod tie;
 
 use serde::Serialize;

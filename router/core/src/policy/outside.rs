@@ -2,13 +2,14 @@
 //!
 //! Other routers of the same pool say what they booked, and renew it; what is
 //! not renewed is forgotten. The engine says how much it has in hand; what goes
-//! beyond all bookings came by another way and counts too. Carrying these words
-//! between processes is the shell's.
+//! beyond all that they sent it came by another way and counts too, by the rule in
+//! [`super::strangers`]. Carrying these words between processes is the shell's.
 
 use super::Load;
-use crate::units::{BlockSize, Millis, Tick, Tokens};
+use super::strangers::{EngineReport, Marks, Sent};
+use crate::units::{Millis, Tick};
 
-/// How long what was said counts: three renewals, one a second.
+/// How long another router's word counts: three renewals, one a second.
 pub const LIFETIME: Millis = Millis::from_secs(3);
 /// Most other routers of one pool that are remembered; the one that was heard of
 /// longest ago makes room.
@@ -18,90 +19,116 @@ pub const MAX_REPLICAS: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaId(pub u64);
 
-/// What an engine says of itself.
+/// What a router says of one target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineLoad {
-    /// Requests that wait for their prefill.
-    pub waiting: u64,
-    /// Requests that are being worked on.
-    pub running: u64,
-    /// Tokens of its cache that requests in hand use; `None` where it does not say.
-    pub used: Option<Tokens>,
+pub struct Booking {
+    /// What it has booked there.
+    pub load: Load,
+    /// What it sent there; `None` from a router of an earlier release.
+    pub sent: Option<Sent>,
 }
 
 /// What was said about one target.
 #[derive(Debug, Default)]
 pub struct Outside {
-    replicas: Vec<Said<(ReplicaId, Load)>>,
-    engine: Option<Said<EngineLoad>>,
+    /// The one that spoke last is the last one.
+    replicas: Vec<Replica>,
+    /// What was over of this router's own sequences.
+    own: Marks,
+    /// When the latest mark was set.
+    marked: Option<Tick>,
+    engine: Option<Strangers>,
 }
 
 #[derive(Debug)]
-struct Said<T> {
+struct Replica {
+    id: ReplicaId,
     at: Tick,
-    what: T,
+    told: Booking,
+    marks: Marks,
 }
 
-impl<T> Said<T> {
+/// What came by another way, as of the engine's latest word.
+#[derive(Debug)]
+struct Strangers {
+    at: Tick,
+    lifetime: Millis,
+    load: Load,
+}
+
+impl Replica {
     fn is_fresh(&self, now: Tick) -> bool {
         now.since(self.at) <= LIFETIME
     }
 }
 
+impl Strangers {
+    fn is_fresh(&self, now: Tick) -> bool {
+        now.since(self.at) <= self.lifetime
+    }
+}
+
 impl Outside {
-    /// Another router has `load` booked on the target; replaces what it said
-    /// before.
-    pub fn replica(&mut self, now: Tick, id: ReplicaId, load: Load) {
-        self.replicas.retain(|said| said.what.0 != id && said.is_fresh(now));
+    /// Another router has this booked on the target; replaces what it said before.
+    pub fn replica(&mut self, now: Tick, id: ReplicaId, told: Booking) {
+        let known = self.replicas.iter().position(|replica| replica.id == id);
+        let marks = known.map_or_else(Marks::default, |at| self.replicas.remove(at).marks);
         if self.replicas.len() == MAX_REPLICAS {
             self.replicas.remove(0);
         }
-        if load != Load::default() {
-            self.replicas.push(Said { at: now, what: (id, load) });
+        self.replicas.push(Replica { id, at: now, told, marks });
+    }
+
+    /// The engine is to be asked a while from now; so far, this router sent `own`.
+    pub fn mark(&mut self, now: Tick, own: Sent) {
+        self.own.set(own);
+        for Replica { told, marks, .. } in &mut self.replicas {
+            marks.set(told.sent.unwrap_or_default());
         }
+        self.marked = Some(now);
     }
 
-    /// The target's engine says what it has in hand.
-    pub fn engine(&mut self, now: Tick, load: EngineLoad) {
-        self.engine = Some(Said { at: now, what: load });
+    /// The target's engine says what it has in hand, beside what this router has
+    /// `booked`. Says nothing before the first mark, nor while a router of an earlier
+    /// release is heard, which does not tell what it sent.
+    pub fn engine(&mut self, now: Tick, report: &EngineReport, booked: Load) {
+        let Some(marked) = self.marked else { return };
+        let heard = || self.replicas.iter().filter(|replica| replica.is_fresh(marked));
+        let sent = heard().map(|replica| Some(replica.marks.at_most(replica.told.sent?)));
+        let sent: Option<u64> = sent.sum();
+        self.engine = sent.map(|sent| {
+            let sent = self.own.at_most(report.sent).saturating_add(sent);
+            let load = report.strangers(sent, booked.plus(self.replicas(now)));
+            Strangers { at: now, lifetime: report.lifetime, load }
+        });
     }
 
-    /// What other routers have booked, all together, and the first tick at which that
-    /// is to be worked out anew: at once where an engine's word counts, which depends
-    /// on what is booked.
-    pub fn replicas(&self, now: Tick) -> (Load, Tick) {
-        let fresh = || self.replicas.iter().filter(|said| said.is_fresh(now));
-        let sum = fresh().map(|said| said.what.1).fold(Load::default(), Load::plus);
-        let first = fresh().map(|said| said.at.plus(LIFETIME).plus(Millis(1))).min();
-        match self.engine.as_ref().is_some_and(|said| said.is_fresh(now)) {
-            true => (sum, Tick(0)),
-            false => (sum, first.unwrap_or(Tick(0))),
-        }
+    /// The engine lives anew: what it said is of its former life.
+    pub fn engine_restarted(&mut self) {
+        self.engine = None;
     }
 
-    /// Whether nothing said so far can count at `now` or later.
-    pub fn is_silent(&self, now: Tick) -> bool {
-        !self.replicas.iter().any(|said| said.is_fresh(now))
-            && !self.engine.as_ref().is_some_and(|said| said.is_fresh(now))
+    /// What other routers have booked, all together.
+    pub fn replicas(&self, now: Tick) -> Load {
+        let fresh = self.replicas.iter().filter(|replica| replica.is_fresh(now));
+        fresh.map(|replica| replica.told.load).fold(Load::default(), Load::plus)
     }
 
-    /// Load beyond `booked`, of which `waiting` requests wait for their first
-    /// byte. A request that nobody booked is taken for as long as the mean of
-    /// those that somebody did, else as `prompt`.
-    pub fn beyond(&self, now: Tick, booked: Load, waiting: u64, prompt: Tokens, size: BlockSize) -> Load {
-        let (replicas, _) = self.replicas(now);
-        let known = booked.plus(replicas);
-        let Some(engine) = self.engine.as_ref().filter(|said| said.is_fresh(now)) else { return replicas };
-        let engine = engine.what;
-        let requests = engine.waiting.saturating_add(engine.running).saturating_sub(known.requests);
-        let typical = known.context.0.checked_div(known.requests).unwrap_or(prompt.0);
-        let queued = requests.min(engine.waiting.saturating_sub(waiting)).saturating_mul(typical);
-        let context = match engine.used {
-            Some(used) => used - known.context,
-            None => Tokens(requests.saturating_mul(typical)),
-        };
-        let active_blocks = size.full_blocks(context).0.saturating_add(requests);
-        replicas.plus(Load { active_blocks, queued: Tokens(queued), context, requests })
+    /// What came by another way; `None` where no engine's word counts.
+    pub fn strangers(&self, now: Tick) -> Option<Load> {
+        self.engine.as_ref().filter(|engine| engine.is_fresh(now)).map(|engine| engine.load)
+    }
+
+    /// All of it, and the first tick at which it is to be worked out anew; `None` where
+    /// there is nothing.
+    pub fn load(&self, now: Tick) -> Option<(Load, Tick)> {
+        let replicas = self.replicas.iter().filter(|replica| replica.is_fresh(now));
+        let replicas = replicas.map(|replica| (replica.told.load, replica.at.plus(LIFETIME)));
+        let engine = self.engine.as_ref().filter(|engine| engine.is_fresh(now));
+        let engine = engine.map(|engine| (engine.load, engine.at.plus(engine.lifetime)));
+        let words = replicas.chain(engine).filter(|(load, _)| *load != Load::default());
+        let sum = words.reduce(|(sum, first), (load, last)| (sum.plus(load), first.min(last)));
+        sum.map(|(sum, first)| (sum, first.plus(Millis(1))))
     }
 }
 
@@ -131,16 +158,31 @@ impl Load {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::super::strangers::EngineLoad;
     use super::*;
+    use crate::units::{BlockSize, Tokens};
 
     fn load(active_blocks: u64, queued: u64, context: u64, requests: u64) -> Load {
         Load { active_blocks, queued: Tokens(queued), context: Tokens(context), requests }
     }
 
-    #[track_caller]
-    fn check(why: &str, outside: &Outside, now: u64, booked: Load, expected: Load) {
+    fn told(load: Load) -> Booking {
+        Booking { load, sent: Some(Sent::default()) }
+    }
+
+    fn report(waiting: u64, running: u64, sent: Sent) -> EngineReport {
         let size = BlockSize::new(16).expect("not zero");
-        let found = outside.beyond(Tick(now), booked, 1, Tokens(320), size);
+        let load = EngineLoad { waiting, running, used: None };
+        EngineReport { load, sent, typical: Tokens(320), size, lifetime: Millis(6_000) }
+    }
+
+    #[track_caller]
+    fn check(why: &str, outside: &Outside, now: u64, expected: Load) {
+        let found = outside.load(Tick(now)).map_or_else(Load::default, |(load, _)| load);
         assert_eq!(found, expected, "{why}");
     }
 
@@ -157,40 +199,144 @@ mod tests {
     fn replicas_add_up_until_they_fall_silent() {
         let mut outside = Outside::default();
         let nothing = Load::default();
-        check("nobody spoke", &outside, 0, nothing, nothing);
-        outside.replica(Tick(0), ReplicaId(1), load(9, 90, 900, 1));
-        outside.replica(Tick(500), ReplicaId(2), load(1, 10, 100, 1));
-        outside.replica(Tick(1_000), ReplicaId(1), load(4, 40, 400, 2));
-        check("the latest of each", &outside, 1_000, nothing, load(5, 50, 500, 3));
-        check("one is silent", &outside, 3_501, nothing, load(4, 40, 400, 2));
-        outside.replica(Tick(3_600), ReplicaId(1), nothing);
-        check("one has nothing any more", &outside, 3_600, nothing, nothing);
-        assert!(outside.is_silent(Tick(3_600)));
-        (0..200).for_each(|id| outside.replica(Tick(4_000), ReplicaId(id), load(1, 0, 0, 1)));
-        check("remembered ones are bounded", &outside, 4_000, nothing, load(64, 0, 0, 64));
+        check("nobody spoke", &outside, 0, nothing);
+        outside.replica(Tick(0), ReplicaId(1), told(load(9, 90, 900, 1)));
+        outside.replica(Tick(500), ReplicaId(2), told(load(1, 10, 100, 1)));
+        outside.replica(Tick(1_000), ReplicaId(1), told(load(4, 40, 400, 2)));
+        check("the latest of each", &outside, 1_000, load(5, 50, 500, 3));
+        assert_eq!(outside.load(Tick(1_000)).map(|(_, anew)| anew), Some(Tick(3_501)), "one ends first");
+        check("one is silent", &outside, 3_501, load(4, 40, 400, 2));
+        outside.replica(Tick(3_600), ReplicaId(1), told(nothing));
+        check("one has nothing any more", &outside, 3_600, nothing);
+        assert_eq!(outside.load(Tick(3_600)), None);
+        (0..200).for_each(|id| outside.replica(Tick(4_000), ReplicaId(id), told(load(1, 0, 0, 1))));
+        check("remembered ones are bounded", &outside, 4_000, load(64, 0, 0, 64));
     }
 
     #[test]
-    fn what_the_engine_has_beyond_all_bookings_counts() {
+    fn what_the_engine_has_beyond_all_that_was_sent_counts() {
         let mut outside = Outside::default();
-        let report =
-            |waiting, running, used: Option<u64>| EngineLoad { waiting, running, used: used.map(Tokens) };
-        let booked = load(20, 100, 400, 2);
-        outside.engine(Tick(0), report(1, 1, None));
-        check("all of it is booked", &outside, 0, booked, load(0, 0, 0, 0));
-        outside.engine(Tick(0), report(3, 2, None));
-        check("three strangers, two of them wait", &outside, 0, booked, load(40, 400, 600, 3));
-        check(
-            "nobody booked: as long as this prompt",
-            &outside,
-            0,
-            load(0, 0, 0, 0),
-            load(105, 640, 1600, 5),
+        let sent = |begun, ended| Sent { begun, ended, left: 0 };
+        outside.engine(Tick(0), &report(0, 9, sent(0, 0)), Load::default());
+        assert_eq!(outside.strangers(Tick(0)), None, "there is no mark yet");
+        outside.mark(Tick(0), sent(4, 2));
+        outside.engine(Tick(1_000), &report(2, 3, sent(4, 2)), Load::default());
+        check("three strangers, of which one waits", &outside, 1_000, load(63, 320, 960, 3));
+        check("until its word is old", &outside, 7_000, load(63, 320, 960, 3));
+        check("it is old", &outside, 7_001, Load::default());
+        outside.replica(
+            Tick(7_500),
+            ReplicaId(7),
+            Booking { load: load(3, 0, 60, 1), sent: Some(sent(2, 0)) },
         );
-        outside.engine(Tick(0), report(0, 5, Some(1000)));
-        check("it says what its requests use", &outside, 0, booked, load(40, 0, 600, 3));
-        outside.replica(Tick(0), ReplicaId(7), load(30, 0, 600, 3));
-        check("another router booked them", &outside, 0, booked, load(30, 0, 600, 3));
-        check("too old to count", &outside, 3_001, booked, load(0, 0, 0, 0));
+        outside.mark(Tick(8_000), sent(4, 2));
+        outside.engine(Tick(9_000), &report(0, 5, sent(4, 2)), Load::default());
+        check("another router sent two of them", &outside, 9_000, load(24, 0, 380, 2));
+        outside.engine(Tick(9_000), &report(0, 4, sent(4, 2)), Load::default());
+        check("it sent all of them", &outside, 9_000, load(3, 0, 60, 1));
+        assert_eq!(outside.strangers(Tick(9_000)), Some(Load::default()), "which is known");
+        outside.mark(Tick(10_501), sent(4, 2));
+        outside.engine(Tick(11_000), &report(0, 4, sent(4, 2)), Load::default());
+        check("it fell silent: nobody answers for them", &outside, 11_000, load(42, 0, 640, 2));
+        outside.engine_restarted();
+        check("the engine lives anew", &outside, 11_000, Load::default());
+    }
+
+    #[test]
+    fn beside_a_router_that_does_not_tell_what_it_sent_nothing_is_judged() {
+        let mut outside = Outside::default();
+        outside.replica(Tick(0), ReplicaId(7), Booking { load: load(3, 0, 60, 1), sent: None });
+        outside.mark(Tick(10), Sent::default());
+        outside.engine(Tick(20), &report(0, 9, Sent::default()), Load::default());
+        assert_eq!(outside.strangers(Tick(20)), None);
+        outside.mark(Tick(4_000), Sent::default());
+        outside.engine(Tick(4_010), &report(0, 9, Sent::default()), Load::default());
+        assert_eq!(outside.strangers(Tick(4_010)).map(|load| load.requests), Some(9), "it is gone");
+    }
+
+    /// Ticks between two marks, from a mark to the question, from that to the latest answer,
+    /// and from the answer to its judgement.
+    const PERIOD: u64 = 200;
+    const BEFORE: u64 = 100;
+    const ANSWER: u64 = 40;
+    const SETTLING: u64 = 50;
+
+    /// A router and what became of its sequences; when the engine drops those that are over.
+    #[derive(Default)]
+    struct Sender {
+        sent: Sent,
+        in_hand: Vec<u64>,
+        lingering: Vec<(u64, u64)>,
+        /// Its words on their way.
+        words: VecDeque<(u64, Sent)>,
+    }
+
+    impl Sender {
+        fn act(&mut self, now: u64, act: u8, size: u64, delay: u64) {
+            match act {
+                0 | 1 => {
+                    self.sent.begun += size;
+                    self.in_hand.push(size);
+                }
+                2 | 3 => {
+                    if let Some(size) = self.in_hand.pop() {
+                        self.sent.ended += size;
+                        self.lingering.push((now + delay % BEFORE, size));
+                    }
+                }
+                4 if !self.in_hand.is_empty() => {
+                    let size = self.in_hand.remove(0);
+                    self.sent.left += size;
+                    self.lingering.push((now + delay % (PERIOD + BEFORE), size));
+                }
+                _ => {}
+            }
+        }
+
+        fn at_engine(&self, now: u64) -> u64 {
+            let lingering = self.lingering.iter().filter(|(until, _)| now < *until);
+            self.in_hand.iter().sum::<u64>() + lingering.map(|(_, size)| size).sum::<u64>()
+        }
+    }
+
+    proptest! {
+        /// The engine is a list of what it runs. Two routers begin, end and give up sequences in
+        /// every order; the engine drops them late, and the other router's words are late too.
+        #[test]
+        fn no_race_makes_strangers_and_none_stays_hidden(
+            acts in prop::collection::vec((any::<bool>(), 0u8..12, 1u64..6, any::<u64>()), 0..1500),
+            strangers in 0u64..5, counted in 0..ANSWER, lag in 0..SETTLING,
+        ) {
+            let (mut own, mut other, mut outside) = (Sender::default(), Sender::default(), Outside::default());
+            let (mut count, mut answered) = (0, Sent::default());
+            // Quiet at the end, for three questions.
+            for now in 0..1500 + 3 * PERIOD + PERIOD {
+                if let Some((is_own, act, size, delay)) = acts.get(now as usize) {
+                    let sender = if *is_own { &mut own } else { &mut other };
+                    sender.act(now, *act, *size, *delay);
+                }
+                other.words.push_back((now + lag, other.sent));
+                while let Some((_, sent)) = other.words.pop_front_if(|(due, _)| *due <= now) {
+                    let booking = Booking { load: Load::default(), sent: Some(sent) };
+                    outside.replica(Tick(now), ReplicaId(1), booking);
+                }
+                match now % PERIOD {
+                    0 => outside.mark(Tick(now), own.sent),
+                    at if at == BEFORE + counted => {
+                        count = own.at_engine(now) + other.at_engine(now) + strangers;
+                    }
+                    at if at == BEFORE + ANSWER => answered = own.sent,
+                    at if at == BEFORE + ANSWER + SETTLING => {
+                        outside.engine(Tick(now), &report(0, count, answered), Load::default());
+                        let found = outside.strangers(Tick(now)).expect("it spoke").requests;
+                        prop_assert!(found <= strangers, "{found} at {now}");
+                        if now > 1500 + 2 * PERIOD {
+                            prop_assert_eq!(found, strangers);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
     }
 }

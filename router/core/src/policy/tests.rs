@@ -8,6 +8,7 @@ use super::field::Field;
 use super::leases::{Charge, Ledger, NoPick, Pick};
 use super::lineup::{Entrant, Lineup, Standing};
 use super::shadow::PolicySet;
+use super::strangers::{EngineLoad, EngineReport, Sent};
 use super::*;
 use crate::blocks::NamespaceId;
 use crate::gather::{Lookup, Question, gather};
@@ -603,13 +604,22 @@ fn load_from_outside_repels_while_it_is_fresh() {
     let account = |at: usize| &lineup.entrants()[at].account;
     let free = chosen(0, "r").0;
     let load = Load { active_blocks: 9, queued: Tokens(1_000), context: Tokens(1_000), requests: 1 };
-    account(free).replica_booked(Tick(0), outside::ReplicaId(7), load);
+    let told = outside::Booking { load, sent: Some(Sent::default()) };
+    account(free).replica_booked(Tick(0), outside::ReplicaId(7), told);
     let (other, queued) = chosen(3_000, "r");
     assert_eq!((other, queued[free]), (1 - free, 1_000), "it is busy with another router's work");
     assert_eq!(chosen(3_001, "r"), (free, vec![0, 0]), "that has not been renewed");
-    let engine = outside::EngineLoad { waiting: 4, running: 0, used: None };
-    account(free).engine_reported(Tick(5_000), engine);
-    assert_eq!(chosen(5_000, "r").0, 1 - free, "its engine has four more than anybody booked");
+    let size = BlockSize::new(16).expect("not zero");
+    let load = EngineLoad { waiting: 4, running: 0, used: None };
+    let (sent, lifetime) = (account(free).sent(), Millis(6_000));
+    account(free).about_to_ask(Tick(5_000));
+    account(free).about_to_ask(Tick(5_000));
+    let report = EngineReport { load, sent, typical: ledger.typical_prompt(), size, lifetime };
+    account(free).engine_reported(Tick(5_000), &report);
+    assert_eq!(account(free).strangers(Tick(5_000)).map(|load| load.requests), Some(4));
+    assert_eq!(chosen(5_000, "r").0, 1 - free, "its engine has four more than anybody sent");
+    assert_eq!(chosen(11_000, "r").0, 1 - free, "until that is old");
+    assert_eq!(chosen(11_001, "r"), (free, vec![0, 0]), "which it is");
     assert_eq!(account(free).load(), Load::default(), "what it tells others is its own only");
 }
 

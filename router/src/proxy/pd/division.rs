@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::prompt::endpoint::Endpoint;
+use crate::prompt::endpoint::{Endpoint, MAX_ANSWERS};
 use crate::proxy::splice::{ByName, Layout, Members, range_in};
 
 /// Members that protocols write.
@@ -98,6 +98,16 @@ impl Division {
     }
 }
 
+/// How many sequences a body with these `members` is to an engine, whether or not its
+/// values can be read: all answers of all its prompts; at least one.
+pub fn sequences(endpoint: Endpoint, members: &Members<'_>) -> u64 {
+    let Some(by_name) = members.by_name() else { return 1 };
+    let prompts = prompts(endpoint, by_name).filter_map(count).max().unwrap_or(1);
+    let best_of = by_name.get("best_of").and_then(|value| value.get().parse().ok());
+    let answers = choices(by_name).max(best_of.unwrap_or(1));
+    (prompts as u64).saturating_mul(answers.min(MAX_ANSWERS))
+}
+
 /// The values that may be lists of prompts.
 fn prompts<'a>(endpoint: Endpoint, members: &'a ByName<'_>) -> impl Iterator<Item = &'a RawValue> {
     let names: &[&str] = match endpoint {
@@ -149,6 +159,19 @@ fn choices(members: &ByName<'_>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sequences_are_counted_in_bodies_that_cannot_be_read() {
+        for (endpoint, body, expected) in [
+            (Endpoint::Chat, r#"{"messages":[1,2],"n":4,"top_p":1e400}"#, 4),
+            (Endpoint::Completions, r#"{"prompt":["\ud800","b"],"n":2,"best_of":3}"#, 6),
+            (Endpoint::Completions, r#"{"prompt":[1,2,3]}"#, 1),
+            (Endpoint::Generate, r#"{"input_ids":[[1],[2]],"sampling_params":{"n":3}}"#, 6),
+            (Endpoint::Chat, "[]", 1),
+        ] {
+            assert_eq!(sequences(endpoint, &Members::of(body.as_bytes())), expected, "{body}");
+        }
+    }
 
     #[test]
     fn prompts_and_choices_are_counted() {

@@ -26,6 +26,7 @@ pub(super) struct Faults {
     hang: u32,
     pub(super) die_after_chunks: Option<usize>,
     unhealthy: bool,
+    pub(super) hides_load: bool,
     tokenize: Tokenize,
 }
 
@@ -50,6 +51,8 @@ struct FaultRequest {
     /// Chats are rendered with this template; an empty one is the model's own again.
     chat_template: Option<String>,
     tokenize: Option<Tokenize>,
+    /// Nothing tells how many requests there are: vLLM without statistics, SGLang before 0.5.8.
+    hide_load: Option<bool>,
     /// Share of hits that is reported to have been used.
     hit_percent: Option<u8>,
 }
@@ -136,6 +139,7 @@ impl Engine {
         if request.refuse.is_some() {
             faults.refuse = request.refuse;
         }
+        faults.hides_load = request.hide_load.unwrap_or(faults.hides_load);
         if let Some(count) = request.hang {
             faults.hang = count;
         }

@@ -127,6 +127,9 @@ pub(super) async fn server_info(State(engine): State<Arc<Engine>>) -> Response {
 
 /// SGLang's load per rank.
 pub(super) async fn loads(State(engine): State<Arc<Engine>>) -> Response {
+    if engine.faults.lock().hides_load {
+        return StatusCode::NOT_FOUND.into_response();
+    }
     let page = engine.config.page_size as usize;
     let load = |(index, rank): (usize, &Arc<crate::rank::Rank>)| {
         let snapshot = rank.snapshot();
@@ -148,7 +151,9 @@ pub(super) async fn loads(State(engine): State<Arc<Engine>>) -> Response {
 
 pub(super) async fn metrics(State(engine): State<Arc<Engine>>) -> Response {
     let snapshots: Vec<Snapshot> = engine.ranks.iter().map(|rank| rank.snapshot()).collect();
-    let text = if engine.config.wire.is_vllm() {
+    let text = if engine.faults.lock().hides_load {
+        "python_info{implementation=\"CPython\"} 1.0\n".to_owned()
+    } else if engine.config.wire.is_vllm() {
         vllm_metrics(&engine, &snapshots)
     } else {
         sglang_metrics(&engine, &snapshots)
