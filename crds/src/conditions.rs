@@ -194,6 +194,8 @@ words! {
         PageSizeMismatch,
         /// Views earn no credit because events do not tell adapters' blocks from others.
         AdaptersUntold,
+        /// Views earn no credit because events name another data-parallel rank.
+        RankMismatch,
         /// Engines finish prompts and tell of no stored block.
         NothingStored,
         /// What engines find cached is not what views predict.
@@ -359,6 +361,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::Syncing,
             Reason::PageSizeMismatch,
             Reason::AdaptersUntold,
+            Reason::RankMismatch,
             Reason::NothingStored,
             Reason::Drifting,
             Reason::ViewsIncomplete,
@@ -453,6 +456,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::Syncing,
             Reason::PageSizeMismatch,
             Reason::AdaptersUntold,
+            Reason::RankMismatch,
             Reason::Drifting,
             Reason::ViewsIncomplete,
             Reason::ViewsDiffer,
