@@ -4,6 +4,7 @@ use engine_sim::{EngineSim, Wire};
 use serde_json::{Value, json};
 
 use crate::harness::{Router, Setup, chat_directly, engine, id, long, received, text, total, until};
+use crate::kubernetes::{address, engine_at};
 use crate::nats::{self, Bridge, Broker};
 
 /// Five turns of one conversation; each but the first must be where the first was, and as many
@@ -161,6 +162,46 @@ async fn events_of_another_rank_are_named_and_credit_nobody() {
             }
         }
     }
+}
+
+/// Case K9: engines of one fleet hash in different ways and from different seeds, and one comes back with
+/// another algorithm and another seed. Routing looks at tokens.
+#[tokio::test]
+async fn engines_hash_as_they_like() {
+    let ips = [address(), address(), address()];
+    let at = async |ip: &String, wire: Wire, seed: Option<&str>| {
+        let seed = seed.map(str::to_owned);
+        engine_at(ip, move |config| (config.wire, config.hash_seed) = (wire, seed)).await
+    };
+    let mut engines = vec![
+        at(&ips[0], Wire::Vllm033, Some("1")).await,
+        at(&ips[1], Wire::Vllm022, None).await,
+        at(&ips[2], Wire::Vllm032, Some("0")).await,
+    ];
+    let router = Router::start(Setup::zmq(&engines.iter().collect::<Vec<_>>()).events_only()).await;
+    let follows = async |engines: &[EngineSim], first: u32| {
+        for (number, engine) in (first..).zip(engines) {
+            chat_directly(engine, &long(number), None).await;
+        }
+        for (number, engine) in (first..).zip(engines) {
+            router.agrees_with(engine).await;
+            let chat = router.chat(&long(number), 1).await;
+            assert_eq!(chat.worker(), id(engine), "{}", chat.receipt);
+            assert!(chat.cached > 100 && chat.cached == chat.predicted(), "{}", chat.receipt);
+        }
+    };
+    follows(&engines, 1).await;
+    for (wire, seed) in [(Wire::Vllm033, Some("2")), (Wire::Vllm022, Some("3")), (Wire::Vllm032, None)] {
+        engines.remove(0).stop().await;
+        engines.insert(0, at(&ips[0], wire, seed).await);
+        until("it is ready, and what it held is forgotten", async || {
+            let ready = router.metric("kvrouter_worker_ready", "\"ok\"").await == 3.0;
+            (ready && router.view(&id(&engines[0])).await["block_count"] == 0).then_some(())
+        })
+        .await;
+        follows(&engines, 10).await;
+    }
+    router.is_well().await;
 }
 
 /// A worker with one rank is not told of ranks, whatever the client says. Case E11.
