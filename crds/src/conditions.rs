@@ -202,6 +202,8 @@ words! {
         PageSizeMismatch,
         /// Views earn no credit because events do not tell adapters' blocks from others.
         AdaptersUntold,
+        /// Views earn no credit because events name another data-parallel rank.
+        RankMismatch,
         /// Engines finish prompts and tell of no stored block.
         NothingStored,
         /// What engines find cached is not what views predict.
@@ -371,6 +373,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::Syncing,
             Reason::PageSizeMismatch,
             Reason::AdaptersUntold,
+            Reason::RankMismatch,
             Reason::NothingStored,
             Reason::Drifting,
             Reason::ViewsIncomplete,
@@ -465,6 +468,7 @@ const REASONS: &[(ConditionType, &[Reason])] = &[
             Reason::Syncing,
             Reason::PageSizeMismatch,
             Reason::AdaptersUntold,
+            Reason::RankMismatch,
             Reason::Drifting,
             Reason::ViewsIncomplete,
             Reason::ViewsDiffer,

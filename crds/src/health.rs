@@ -195,6 +195,8 @@ pub enum ViewReason {
     Stalled,
     /// The engine serves adapters, and its events do not tell whose blocks are whose.
     AdaptersUntold,
+    /// Its events name another data-parallel rank than the one they are read for.
+    RankMismatch,
     /// One that a router of a later release knows and this reader does not.
     #[serde(other)]
     Unrecognised,

@@ -401,6 +401,8 @@ impl Gauges {
         set(&self.pool, &["index_bytes"], pool.index.heap_bytes() as u64);
         set(&self.pool, &["index_slots"], pool.index.slots_in_use() as u64);
         set(&self.pool, &["workers"], pool.fleet.workers().len() as u64);
+        let tasks = tokio::runtime::Handle::try_current().map(|runtime| runtime.metrics().num_alive_tasks());
+        set(&self.pool, &["tasks"], tasks.unwrap_or(0) as u64);
         set(&self.pool, &["history_pairs"], pool.history.lock().len() as u64);
         set(&self.pool, &["history_evicted"], pool.history.lock().evicted());
         let waiting = pool.config.waiting_places().saturating_sub(pool.waiting.available_permits());

@@ -81,6 +81,7 @@ fn hearing(worker: &WorkerHealth) -> Hearing {
         | ViewReason::RenderDiverged
         | ViewReason::PrefixCachingOff
         | ViewReason::AdaptersUntold
+        | ViewReason::RankMismatch
         | ViewReason::Unrecognised => Hearing::Heard,
     };
     worker.targets.iter().map(|target| of(target.reason)).min().unwrap_or(Hearing::Heard)

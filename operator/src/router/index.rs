@@ -67,6 +67,7 @@ enum Flaw {
     NoView,
     OddPage,
     AdaptersUntold,
+    RankMismatch,
     NothingStored,
     Drifting(DriftCause),
     Incomplete,
@@ -85,6 +86,7 @@ const fn flaw_of(reason: ViewReason) -> Option<Flaw> {
         | ViewReason::DomainMismatch => Some(Flaw::NoView),
         ViewReason::PageSizeMismatch | ViewReason::ReportedPageSizeMismatch => Some(Flaw::OddPage),
         ViewReason::AdaptersUntold => Some(Flaw::AdaptersUntold),
+        ViewReason::RankMismatch => Some(Flaw::RankMismatch),
         ViewReason::NothingStored | ViewReason::Stalled => Some(Flaw::NothingStored),
         ViewReason::StoresMissing | ViewReason::Gap => Some(Flaw::Incomplete),
         ViewReason::NoSequence => Some(Flaw::Unsequenced),
@@ -142,6 +144,14 @@ fn finding(flaw: Flaw, who: &str, workers: &str) -> Finding {
                  SGLang 0.5.22 or later, or serve adapters from other engines."
             );
             Finding::fails(Reason::AdaptersUntold, message)
+        }
+        Flaw::RankMismatch => {
+            let message = format!(
+                "{who} gives no credit, because their events name another data-parallel rank, to {workers}; see that dpSize \
+                 is the number of ranks behind each target port, and that the engines' event ports begin at kvEvents.port \
+                 in every pod."
+            );
+            Finding::fails(Reason::RankMismatch, message)
         }
         Flaw::NothingStored => {
             let message = format!("{who} is told of no stored block by {workers}; see EventsConnected.");

@@ -493,6 +493,10 @@ fn no_way_of_going_blind_leaves_conditions_green() {
     untold.check("they arrive", events, ("True", "Connected"), &[]);
     untold.check("of no use", index, ("False", "AdaptersUntold"), &["to a;", "SGLang 0.5.22"]);
     untold.check("a loss", degraded, ("True", "AdaptersUntold"), &[]);
+    let strange = heard("rank_mismatch");
+    strange.check("they arrive", events, ("True", "Connected"), &[]);
+    strange.check("of another", index, ("False", "RankMismatch"), &["to a;", "dpSize", "kvEvents.port"]);
+    strange.check("a loss", degraded, ("True", "RankMismatch"), &[]);
     let later = heard("of_the_future");
     later.check("a newer router", index, ("Unknown", "NotObservable"), &["views of a;", "operator of"]);
     for reason in ["ok", "prefix_caching_off", "render_diverged"] {

@@ -214,9 +214,10 @@ impl Publish {
     }
 
     async fn run(mut self) {
-        let Source { publisher, replay, .. } = self.source.clone();
+        let Source { publisher, replay, rank, .. } = self.source.clone();
+        let rank = (rank, self.shared.settings.flags.dp_size);
         let (identity, size) = (self.shared.settings.identity.clone(), self.shared.settings.size);
-        Stream::new(publisher, replay, identity, size, self.remembered).run(&mut self).await;
+        Stream::new((publisher, replay), rank, identity, size, self.remembered).run(&mut self).await;
     }
 
     /// Publishes, or counts why not. Never waits for a broker that is away.

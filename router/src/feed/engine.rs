@@ -130,6 +130,10 @@ pub struct Stream {
     remembered: Option<Remembered>,
     connected: bool,
     unsequenced: bool,
+    /// The rank that is read, and of how many.
+    rank: (u32, u32),
+    /// Whether a batch of this life named another rank.
+    rank_mismatch: bool,
     /// Messages without numbers, counted by us.
     counted: u64,
     /// Since when a gap is unrepaired.
@@ -153,11 +157,11 @@ enum Replayed {
 }
 
 impl Stream {
-    /// A stream of blocks of `size` tokens. `remembered` is what an earlier
-    /// reader of the same engine left.
+    /// The stream of a rank (and how many its worker has) in blocks of `size`
+    /// tokens. `remembered` is what an earlier reader of the same engine left.
     pub fn new(
-        publisher: Endpoint,
-        replay: Option<Endpoint>,
+        (publisher, replay): (Endpoint, Option<Endpoint>),
+        rank: (u32, u32),
         identity: Identity,
         size: BlockSize,
         remembered: Option<Remembered>,
@@ -165,6 +169,8 @@ impl Stream {
         Self {
             publisher,
             replay,
+            rank,
+            rank_mismatch: false,
             digester: Digester::new(identity, size),
             sequence: Sequence::default(),
             epoch: Epoch(remembered.map_or(0, |remembered| remembered.epoch)),
@@ -442,7 +448,11 @@ impl Stream {
     /// Applies a payload that continues the stream.
     async fn apply(&mut self, payload: &[u8], sink: &mut impl Sink) {
         let deltas = match wire::decode(payload) {
-            Ok(batch) => self.digest(&batch, sink).await,
+            Ok(batch) if batch.is_of(self.rank.0, self.rank.1) => self.digest(&batch, sink).await,
+            Ok(batch) => {
+                self.refuse(&batch, sink).await;
+                Vec::new()
+            }
             Err(error) => {
                 tracing::warn!(target: "kv_router::feed", endpoint = %self.publisher, error = %crate::chain(&error), "batch rejected");
                 sink.tell(Told::Counted(error.reason()), self.status(), self.page()).await;
@@ -458,6 +468,18 @@ impl Stream {
             let told = Told::Changed { epoch: self.epoch, seq: self.number(), deltas };
             sink.tell(told, self.status(), self.page()).await;
         }
+    }
+
+    /// Leaves out a batch that names another rank: its blocks are in another
+    /// cache. Nothing of this life counts from here on, for what it says may have
+    /// been missed.
+    async fn refuse(&mut self, batch: &wire::Batch, sink: &mut impl Sink) {
+        if !self.rank_mismatch {
+            let (rank, ranks) = self.rank;
+            tracing::warn!(target: "kv_router::feed", endpoint = %self.publisher, rank, ranks, named = batch.rank, "events of another rank: their blocks are credited to nobody");
+        }
+        self.rank_mismatch = true;
+        sink.tell(Told::Counted("rank_mismatch"), self.status(), self.page()).await;
     }
 
     /// Digests a batch and counts what was odd about it.
@@ -495,6 +517,7 @@ impl Stream {
         self.digester.reset();
         (self.gap, self.doubt) = (None, None);
         (self.unsequenced, self.counted) = (false, 0);
+        self.rank_mismatch = false;
         self.begin_epoch(sink).await;
     }
 
@@ -505,6 +528,7 @@ impl Stream {
         self.digester.reset();
         self.digester.mark_incomplete();
         (self.gap, self.doubt) = (None, None);
+        self.rank_mismatch = false;
         self.begin_epoch(sink).await;
     }
 
@@ -531,6 +555,7 @@ impl Stream {
         status.unsound |= self.gap.is_some();
         status.disconnected = !self.connected || self.doubt.is_some();
         status.unsequenced = self.unsequenced;
+        status.rank_mismatch = self.rank_mismatch;
         status
     }
 
@@ -604,7 +629,7 @@ mod tests {
                 let size = BlockSize::new(16).expect("not zero");
                 let identity = Identity::new(kvrouter_core::blocks::IdentitySeed::new(b""));
                 let nobody = "tcp://127.0.0.1:1".parse().expect("an endpoint");
-                let mut stream = Stream::new(nobody, None, identity, size, None);
+                let mut stream = Stream::new((nobody, None), (0, 1), identity, size, None);
                 match doubt {
                     true => stream.doubt = Some(Instant::now()),
                     false => stream.open_gap(&mut sink).await,
@@ -619,6 +644,24 @@ mod tests {
                 assert_eq!(sink.begun, 1, "once");
             }
         }
+    }
+
+    /// Cases E10 and K6.
+    #[tokio::test]
+    async fn a_batch_of_another_rank_makes_the_view_worthless_until_the_next_life() {
+        let mut sink = Lives { credit: Duration::from_secs(10), begun: 0 };
+        let size = BlockSize::new(16).expect("not zero");
+        let identity = Identity::new(kvrouter_core::blocks::IdentitySeed::new(b""));
+        let nobody = "tcp://127.0.0.1:1".parse().expect("an endpoint");
+        let mut stream = Stream::new((nobody, None), (1, 2), identity, size, None);
+        // `[0.0, [], rank]`
+        for (named, expected) in [(1, false), (3, false), (2, true), (1, true)] {
+            let payload = [&b"\x93\xcb\0\0\0\0\0\0\0\0\x90"[..], &[named]].concat();
+            stream.apply(&payload, &mut sink).await;
+            assert_eq!(stream.status().rank_mismatch, expected, "rank {named}");
+        }
+        stream.restart(&mut sink).await;
+        assert!(!stream.status().rank_mismatch);
     }
 
     /// Case C09: live messages and replayed ones differ in what precedes the number.

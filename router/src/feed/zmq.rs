@@ -22,7 +22,8 @@ pub fn follow(pool: &Arc<Pool>, worker: &Arc<Worker>) {
             tracing::error!(target: "kv_router::feed", target = %target.target, "event port of this rank is beyond 65535");
             continue;
         };
-        let stream = Stream::new(publisher, replay, pool.identity.clone(), pool.config.size, None);
+        let (sockets, rank) = ((publisher, replay), (rank, worker.targets.len() as u32));
+        let stream = Stream::new(sockets, rank, pool.identity.clone(), pool.config.size, None);
         let mut sink = Direct { pool: Arc::clone(pool), target: Arc::clone(target), synced: false };
         let gone = worker.gone.clone();
         tokio::spawn(async move { gone.run_until_cancelled(stream.run(&mut sink)).await });

@@ -91,6 +91,9 @@ pub struct Config {
     /// Data-parallel ranks.
     #[arg(long, default_value_t = 1)]
     pub dp_size: u32,
+    /// Rank of the first of them among all of a deployment over several pods; events name it so.
+    #[arg(long, default_value_t = 0)]
+    pub first_rank: u32,
     /// Base port of the event publishers, 0 for free ports, or `off`.
     #[arg(long, default_value = "0")]
     pub kv_events_port: EventPort,
@@ -249,6 +252,7 @@ impl Config {
             ("page-size", u64::from(self.page_size), 1, 4096),
             ("num-pages", u64::from(self.num_pages), 2, u64::from(MAX_NUM_PAGES)),
             ("dp-size", u64::from(self.dp_size), 1, u64::from(MAX_DP_SIZE)),
+            ("first-rank", u64::from(self.first_rank), 0, 65_536),
             ("max-running", self.max_running as u64, 1, 65_536),
             ("chunk-tokens", self.chunk_tokens as u64, 1, 1 << 24),
             ("max-model-len", self.max_model_len as u64, 2, 1 << 24),

@@ -475,7 +475,8 @@ impl State {
             }
         }
         let timestamp = clock::since_epoch().as_secs_f64();
-        let payload = encode_batch(self.config.wire, timestamp, &events, Some(self.rank));
+        let rank = self.config.first_rank + self.rank;
+        let payload = encode_batch(self.config.wire, timestamp, &events, Some(rank));
         self.publish(payload);
     }
 

@@ -3,7 +3,7 @@
 //! Pods are engines on loopback addresses of their own, all at the same ports. Changes must show
 //! through the watch alone: lists are an hour apart, except where they are what is tested.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use engine_sim::{Config, EngineSim, EventPort, Wire};
@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::api_server::ApiServer;
-use crate::harness::{MODEL, Router, Setup, engine, long, received, until};
+use crate::harness::{MODEL, Router, Setup, engine, long, received, unique, until};
 use crate::nats::{Bridge, Broker};
 
 /// How soon a router must follow what the API server tells.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// An address of loopback that nobody else has.
-fn address() -> String {
+pub(crate) fn address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(2);
     let (own, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     assert!(next < 250, "one more byte is needed");
@@ -28,7 +28,7 @@ fn address() -> String {
 }
 
 /// An engine at the ports that pods of these tests have.
-async fn engine_at(ip: &str, change: impl FnOnce(&mut Config)) -> EngineSim {
+pub(crate) async fn engine_at(ip: &str, change: impl FnOnce(&mut Config)) -> EngineSim {
     engine(|config| {
         config.listen = format!("{ip}:8000").parse().unwrap();
         config.kv_events_port = EventPort::Base(5557);
@@ -39,7 +39,7 @@ async fn engine_at(ip: &str, change: impl FnOnce(&mut Config)) -> EngineSim {
 }
 
 /// A pod that is ready.
-fn pod(name: &str, ip: &str) -> Value {
+pub(crate) fn pod(name: &str, ip: &str) -> Value {
     json!({
         "metadata": {"name": name, "namespace": "ai", "uid": format!("uid-of-{name}"),
                      "labels": {"app": "qwen"}, "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -52,7 +52,7 @@ fn map(text: &str) -> Value {
     json!({"metadata": {"name": "live", "namespace": "ai"}, "data": {"live.yaml": text}})
 }
 
-fn setup(api: &ApiServer, more: &str) -> Setup {
+pub(crate) fn setup(api: &ApiServer, more: &str) -> Setup {
     let discovery = format!(
         "\n  backend: Kubernetes\n  kubernetes: {{namespace: ai, selector: {{app: qwen}}, targetPorts: [8000]{more}}}"
     );
@@ -104,6 +104,10 @@ async fn goes_to(router: &Router, ip: &str) {
         let chat = router.chat(&long(100 + number), 2).await;
         assert_eq!(chat.worker(), format!("{ip}:8000"));
     }
+}
+
+fn names(all: &[String]) -> Vec<&str> {
+    all.iter().map(String::as_str).collect()
 }
 
 /// A pod that leaves gets nothing new at once, and what it has begun it ends.
@@ -196,6 +200,75 @@ async fn a_readiness_blip_keeps_the_view() {
     assert!(message(&router, "no_workers").await.contains("kubectl get pods -n ai -l app=qwen"));
 }
 
+/// Case G23: the pod that owns a prefix, and a session, dies under load and is deleted. Until then another
+/// one takes over what fails there; from then on nothing goes there.
+#[tokio::test]
+async fn a_dead_pod_keeps_neither_its_prefix_nor_its_session() {
+    let (api, ips) = (ApiServer::start().await, [address(), address(), address()]);
+    let mut engines = Vec::new();
+    for (name, ip) in ["a", "b", "c"].into_iter().zip(&ips) {
+        engines.push(engine_at(ip, |_| {}).await);
+        api.put("pods", pod(name, ip));
+    }
+    let router = Router::start(setup(&api, "").more("sessionAffinity: {mode: Both}")).await;
+    let ok = |ip: &String| format!("{ip} ok");
+    let all: Vec<String> = ips.iter().map(ok).collect();
+    become_workers(&router, &names(&all)).await;
+    let ask = async |session: &str| {
+        let request = unique();
+        let headers = [("x-request-id", &*request), ("x-session-id", session)];
+        let body = json!({"model": MODEL, "messages": long(1), "max_tokens": 2}).to_string();
+        let answer =
+            router.send("/v1/chat/completions", &headers[..1 + usize::from(!session.is_empty())], body).await;
+        (answer.status, router.receipts(&request).await)
+    };
+    let target = |receipts: &[Value]| receipts[0]["chosen"]["target"].as_str().unwrap().to_owned();
+    let (status, first) = ask("s").await;
+    assert_eq!((status, &first[0]["session"]), (200, &json!("new")));
+    let owner = target(&first);
+    let at = ips.iter().position(|ip| owner == format!("{ip}:8000#0")).unwrap();
+    router.agrees_with(&engines[at]).await;
+    for session in ["s", ""] {
+        let (_, receipts) = ask(session).await;
+        assert_eq!((target(&receipts), &receipts[0]["outcome"]), (owner.clone(), &json!("hit")));
+    }
+
+    let gone = AtomicBool::new(false);
+    let load = async |session: &str| {
+        let mut later = Vec::new();
+        while later.len() < 20 {
+            let was_gone = gone.load(Ordering::Relaxed);
+            let (status, receipts) = ask(session).await;
+            if was_gone {
+                later.push((status, receipts));
+            }
+        }
+        later
+    };
+    let fall = async {
+        engines.remove(at).stop().await;
+        // It fails for a while before its pod is seen to be gone.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        api.delete("pods", ["a", "b", "c"][at]);
+        let left: Vec<String> = ips.iter().filter(|ip| **ip != ips[at]).map(ok).collect();
+        become_workers(&router, &names(&left)).await;
+        gone.store(true, Ordering::Relaxed);
+    };
+    let (mine, other, unbound, ()) = tokio::join!(load("t"), load("u"), load(""), fall);
+    for (status, receipts) in [mine, other, unbound].concat() {
+        assert_eq!((status, receipts.len()), (200, 1), "{receipts:?}");
+        for candidate in receipts[0]["candidates"].as_array().unwrap() {
+            assert_ne!(candidate["target"], owner, "it is not even considered");
+        }
+    }
+    let (status, rebound) = ask("s").await;
+    assert_eq!((status, &rebound[0]["session"]), (200, &json!("new")), "what bound it has left: {rebound:?}");
+    let (status, again) = ask("s").await;
+    assert_eq!((status, &again[0]["session"], target(&again)), (200, &json!("followed"), target(&rebound)));
+    assert_eq!(again[0]["outcome"], "hit", "and the prefix is there: {again:?}");
+    router.is_idle().await;
+}
+
 /// Another life of a pod is followed anew over NATS: its bridge's next number continues nothing.
 #[tokio::test]
 async fn a_successor_is_followed_anew_over_nats() {
@@ -223,6 +296,58 @@ async fn a_successor_is_followed_anew_over_nats() {
     })
     .await;
     assert_eq!(router.metric("kvrouter_pool", "index_blocks").await, 0.0);
+}
+
+/// Case K17: a pod comes and goes faster than anybody can follow, under one address. What counts is how it ends.
+#[tokio::test]
+async fn a_pod_that_comes_and_goes_in_a_hurry_is_what_it_was_last() {
+    let (api, ips) = (ApiServer::start().await, [address(), address()]);
+    let mut engines = Vec::new();
+    for ip in &ips {
+        engines.push(engine_at(ip, |_| {}).await);
+    }
+    api.put("pods", pod("stays", &ips[0]));
+    let router = Router::start(setup(&api, "")).await;
+    let sizes = async || {
+        let mut sizes = Vec::new();
+        for table in ["workers", "index_slots", "tasks"] {
+            sizes.push(router.metric("kvrouter_pool", &format!("\"{table}\"")).await);
+        }
+        sizes
+    };
+    become_workers(&router, &[&format!("{} ok", ips[0])]).await;
+    let before = sizes().await;
+    for (last, expected) in [("gone", 1.0), ("there", 2.0), ("gone", 1.0)] {
+        for life in 0..150 {
+            let mut hasty = pod("hasty", &ips[1]);
+            hasty["metadata"]["uid"] = json!(format!("{last}-{life}"));
+            api.put("pods", hasty);
+            // Sometimes the router sees each step, sometimes several at once.
+            if life % 3 == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            api.delete("pods", "hasty");
+        }
+        if last == "there" {
+            api.put("pods", pod("hasty", &ips[1]));
+        }
+        // The second look is for what comes late.
+        for _ in 0..2 {
+            until(last, async || {
+                let [workers, slots, _] = sizes().await[..] else { return None };
+                (workers == expected && slots == expected).then_some(())
+            })
+            .await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let found = sizes().await;
+        assert_eq!(found[..2], [expected, expected], "{last}: it stays so");
+        if last == "there" {
+            api.delete("pods", "hasty");
+        }
+    }
+    until("nothing runs for it any more", async || (sizes().await[2] <= before[2] + 4.0).then_some(())).await;
+    goes_to(&router, &ips[0]).await;
 }
 
 /// A watch that is open and says nothing is put right by the next list.

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // A test reports by failing.
 
 mod api_server;
+mod balance;
 mod contract;
 mod disaggregation;
 mod events;
@@ -20,6 +21,7 @@ mod prompts;
 mod raw_worker;
 mod replicas;
 mod requests;
+mod rolling;
 mod routing;
 mod streams;
 mod tenancy;

@@ -78,12 +78,17 @@ pub(crate) struct Bridge {
 
 impl Bridge {
     pub(crate) fn start(engine: &EngineSim, nats_url: &str) -> Self {
+        Self::reading(engine, 0..engine.kv_event_endpoints().len(), nats_url)
+    }
+
+    /// One that takes these ranks' sockets for those of all.
+    pub(crate) fn reading(engine: &EngineSim, ranks: std::ops::Range<usize>, nats_url: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().to_str().unwrap().to_owned();
-        let (worker, events) = (id(engine), engine.kv_event_endpoints());
-        let (replay, ranks) = (&engine.replay_endpoints()[0], events.len().to_string());
+        let (worker, events) = (id(engine), &engine.kv_event_endpoints()[ranks.start]);
+        let (replay, ranks) = (&engine.replay_endpoints()[ranks.start], ranks.len().to_string());
         let arguments = [
-            ["bridge", "--worker", &worker, "--kv-events", &events[0], "--kv-replay", replay],
+            ["bridge", "--worker", &worker, "--kv-events", events, "--kv-replay", replay],
             ["--nats-url", nats_url, "--model", MODEL, "--block-size", "16", "--pool=demo"],
             ["--listen-metrics", "127.0.0.1:0", "--dp-size", &ranks, "--state-dir", &state, "--log-json"],
         ];

@@ -50,6 +50,13 @@ struct Counts {
     answering: AtomicUsize,
 }
 
+/// How a connection ends behind its answer.
+#[derive(Clone, Copy)]
+enum Ending {
+    Closed,
+    Reset,
+}
+
 /// What becomes of a connection that was idle for a time.
 #[derive(Clone, Copy)]
 pub(crate) enum Idle {
@@ -70,24 +77,50 @@ impl RawWorker {
         models: String,
         script: impl Fn(Received) -> Vec<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
+        Self::scripted("127.0.0.1:0", models, Ending::Closed, script).await.unwrap()
+    }
+
+    /// A worker that resets the connection behind the last piece of an answer, as one does that crashes:
+    /// whoever closes the other side meets an error.
+    pub(crate) async fn resetting(script: impl Fn(Received) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Self {
+        Self::scripted("127.0.0.1:0", models(), Ending::Reset, script).await.unwrap()
+    }
+
+    /// A worker at an address of its own; an error if it cannot be had.
+    pub(crate) async fn at(
+        address: &str,
+        script: impl Fn(Received) -> Vec<Vec<u8>> + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
+        Self::scripted(address, models(), Ending::Closed, script).await
+    }
+
+    async fn scripted(
+        address: &str,
+        models: String,
+        ending: Ending,
+        script: impl Fn(Received) -> Vec<Vec<u8>> + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
         let script = Arc::new(script);
-        Self::listen(move |stream, counts| {
+        let serve = move |stream, counts: Arc<Counts>| {
             let (models, script) = (models.clone(), Arc::clone(&script));
-            async move { serve(stream, &models, &counts, &*script).await }
-        })
-        .await
+            async move { serve(stream, &models, &counts, ending, &*script).await }
+        };
+        Self::listen(address, serve).await
     }
 
     /// A worker that serves the model, answers every POST with `answer`, and keeps connections.
     pub(crate) async fn keeping(idle: Idle, answer: &'static str) -> Self {
-        Self::listen(move |stream, counts| async move { keep(stream, &counts, idle, answer).await }).await
+        let serve =
+            move |stream, counts: Arc<Counts>| async move { keep(stream, &counts, idle, answer).await };
+        Self::listen("127.0.0.1:0", serve).await.unwrap()
     }
 
     async fn listen<Served: Future<Output = std::io::Result<()>> + Send + 'static>(
+        address: &str,
         serve: impl Fn(TcpStream, Arc<Counts>) -> Served + Send + 'static,
-    ) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+    ) -> std::io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
         let counts = Arc::new(Counts::default());
         let counted = Arc::clone(&counts);
         let task = tokio::spawn(async move {
@@ -98,7 +131,7 @@ impl RawWorker {
                 tokio::spawn(serve(stream, Arc::clone(&counted)));
             }
         });
-        Self { address, counts, task }
+        Ok(Self { address, counts, task })
     }
 
     /// Requests with a body so far, but for those by which the router compares tokens.
@@ -142,6 +175,7 @@ async fn serve(
     mut stream: TcpStream,
     models: &str,
     counts: &Counts,
+    ending: Ending,
     script: &(dyn Fn(Received) -> Vec<Vec<u8>> + Send + Sync),
 ) -> std::io::Result<()> {
     let received = receive(&mut stream).await?;
@@ -156,14 +190,18 @@ async fn serve(
     for piece in script(received) {
         if piece.is_empty() {
             // Open until the other side closes it.
-            return stream.read(&mut [0; 1]).await.map(drop);
+            stream.read(&mut [0; 1]).await?;
+            break;
         }
         stream.write_all(&piece).await?;
         stream.flush().await?;
         // Lets the other side read this piece before the next one.
         tokio::task::yield_now().await;
     }
-    stream.shutdown().await
+    match ending {
+        Ending::Closed => stream.shutdown().await,
+        Ending::Reset => stream.set_zero_linger(),
+    }
 }
 
 fn answer_of_a_probe<'a>(received: &Received, models: &'a str) -> (&'static str, &'a str) {

@@ -12,7 +12,8 @@ use tokio::time::{Instant, timeout};
 use crate::harness::{
     MODEL, Router, Setup, engine, head, id, long, peak_kib, received, sha256, unique, until,
 };
-use crate::raw_worker::{RawWorker, chunk};
+use crate::kubernetes::address;
+use crate::raw_worker::{RawWorker, Received, chunk};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -292,6 +293,38 @@ async fn workers_are_asked_by_their_own_name() {
         let seen = router.send(CHAT, &[("host", host)], json!({"messages": []}).to_string()).await;
         let expected = json!({"line": format!("POST {CHAT} HTTP/1.1"), "host": name});
         assert_eq!(seen.json().unwrap(), expected, "{host}");
+    }
+}
+
+/// Case D10: a worker at port 80 is named without its port, with or without one in its URL; and an offer of
+/// another protocol is not taken up.
+#[tokio::test]
+async fn a_worker_at_port_80_is_asked_in_plain_http_1() {
+    let ip = address();
+    let script = |received: Received| {
+        let line = received.head.lines().next().unwrap().to_owned();
+        let body =
+            json!({"line": line, "host": received.header("host"), "upgrade": received.header("upgrade")});
+        let answer = String::from_utf8(ok(&body.to_string())).unwrap();
+        vec![answer.replacen("\r\n", "\r\nupgrade: h2c\r\n", 1).into_bytes()]
+    };
+    let _worker = match RawWorker::at(&format!("{ip}:80"), script).await {
+        Ok(worker) => worker,
+        // Linux keeps the port for root unless net.ipv4.ip_unprivileged_port_start says otherwise.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return,
+        Err(error) => panic!("{error}"),
+    };
+    for url in [ip.clone(), format!("{ip}:80")] {
+        let router = Router::start(Setup::in_turn(&[&url])).await;
+        assert_eq!(router.report().await["workers"][0]["worker"], format!("{ip}:80"));
+        let host = ("host", "router.example:8080");
+        for _ in 0..2 {
+            let seen =
+                router.send(CHAT, &[host, ("upgrade", "h2c")], json!({"messages": []}).to_string()).await;
+            assert_eq!((seen.status, seen.headers.get("upgrade")), (200, None));
+            let expected = json!({"line": format!("POST {CHAT} HTTP/1.1"), "host": ip, "upgrade": null});
+            assert_eq!(seen.json().unwrap(), expected);
+        }
     }
 }
 

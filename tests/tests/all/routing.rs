@@ -1,9 +1,11 @@
 //! Requests follow the cache, and the router's predictions are what engines report.
 
-use engine_sim::Wire;
+use engine_sim::{EngineSim, Wire};
 use serde_json::{Value, json};
 
-use crate::harness::{Router, Setup, chat_directly, engine, id, long, received, text, total};
+use crate::harness::{Router, Setup, chat_directly, engine, id, long, received, text, total, until};
+use crate::kubernetes::{address, engine_at};
+use crate::nats::{self, Bridge, Broker};
 
 /// Five turns of one conversation; each but the first must be where the first was, and as many
 /// tokens cached as predicted.
@@ -88,6 +90,118 @@ async fn a_prefix_on_one_rank_is_a_hit_for_that_rank() {
         let headers = last["headers"].as_array().unwrap();
         assert!(headers.contains(&json!(["x-data-parallel-rank", "2"])), "{headers:?}");
     }
+}
+
+/// Cases E10 and K6: ports and headers count from 0 in every pod of a wide deployment, while events
+/// name the rank among all.
+#[tokio::test]
+async fn ranks_of_a_wide_deployment_count_from_zero_in_every_pod() {
+    let broker = Broker::start().await;
+    let mut pods = Vec::new();
+    for first in [0, 2] {
+        pods.push(engine(|config| (config.dp_size, config.first_rank) = (2, first)).await);
+    }
+    let pods: Vec<&EngineSim> = pods.iter().collect();
+    let _bridges: Vec<Bridge> = pods.iter().map(|pod| Bridge::start(pod, &broker.url())).collect();
+    let ranked = pods.iter().map(|pod| format!("{{url: \"http://{}\", dpSize: 2}}", id(pod))).collect();
+    let bridged = Setup { workers: ranked, ..nats::setup(&pods, &broker.url()) };
+    let routers = [Router::start(Setup::zmq(&pods)).await, Router::start(bridged).await];
+    for (number, pod, rank) in [(1, pods[0], 1), (2, pods[1], 0), (3, pods[1], 1)] {
+        chat_directly(pod, &long(number), Some(rank)).await;
+        for router in &routers {
+            router.agrees_with(pod).await;
+            let chat = router.chat(&long(number), 1).await;
+            assert_eq!(chat.target(), format!("{}#{rank}", id(pod)));
+            assert!(chat.cached > 100 && chat.cached == chat.predicted(), "{}", chat.receipt);
+            let last = received(pod).await.last().unwrap().clone();
+            assert!(
+                last["headers"]
+                    .as_array()
+                    .unwrap()
+                    .contains(&json!(["x-data-parallel-rank", rank.to_string()]))
+            );
+        }
+    }
+    for router in &routers {
+        router.is_well().await;
+    }
+}
+
+/// Case E10: a port that leads to another rank. Its blocks would be hits for the wrong one.
+#[tokio::test]
+async fn events_of_another_rank_are_named_and_credit_nobody() {
+    let broker = Broker::start().await;
+    let ranked = engine(|config| config.dp_size = 3).await;
+    let (events, replay) = (&ranked.kv_event_endpoints()[1], &ranked.replay_endpoints()[1]);
+    let address = ranked.http_addr();
+    let sockets = format!("{{endpoint: \"{events}\", replayEndpoint: \"{replay}\"}}");
+    let direct = Setup::of(vec![format!("{{url: \"http://{address}\", dpSize: 2, kvEvents: {sockets}}}")]);
+    let _bridge = Bridge::reading(&ranked, 1..3, &broker.url());
+    let mut bridged = nats::setup(&[&ranked], &broker.url());
+    bridged.workers = vec![format!("{{url: \"http://{address}\", dpSize: 2}}")];
+    for rank in [1, 2] {
+        chat_directly(&ranked, &long(rank), Some(rank)).await;
+    }
+    for setup in [direct, bridged] {
+        let router = Router::start(setup.more("freshness: {fallback: Load}").events_only()).await;
+        until("both ranks are named", async || {
+            let report = router.report().await;
+            let problems = report["problems"].as_array().unwrap();
+            let named = problems.iter().filter(|problem| problem["reason"] == "rank_mismatch").count();
+            (named == 2).then_some(())
+        })
+        .await;
+        let message = router.report().await["problems"][0]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("dpSize"), "{message}");
+        for number in [1, 2] {
+            let chat = router.chat(&long(number), 1).await;
+            assert_eq!(chat.predicted(), 0, "{}", chat.receipt);
+            for candidate in chat.receipt["candidates"].as_array().unwrap() {
+                assert_eq!(candidate["trust"]["reason"], "rank_mismatch", "{candidate}");
+                assert_eq!(candidate["claimed"]["device"], 0, "{candidate}");
+            }
+        }
+    }
+}
+
+/// Case K9: engines of one fleet hash in different ways and from different seeds, and one comes back with
+/// another algorithm and another seed. Routing looks at tokens.
+#[tokio::test]
+async fn engines_hash_as_they_like() {
+    let ips = [address(), address(), address()];
+    let at = async |ip: &String, wire: Wire, seed: Option<&str>| {
+        let seed = seed.map(str::to_owned);
+        engine_at(ip, move |config| (config.wire, config.hash_seed) = (wire, seed)).await
+    };
+    let mut engines = vec![
+        at(&ips[0], Wire::Vllm033, Some("1")).await,
+        at(&ips[1], Wire::Vllm022, None).await,
+        at(&ips[2], Wire::Vllm032, Some("0")).await,
+    ];
+    let router = Router::start(Setup::zmq(&engines.iter().collect::<Vec<_>>()).events_only()).await;
+    let follows = async |engines: &[EngineSim], first: u32| {
+        for (number, engine) in (first..).zip(engines) {
+            chat_directly(engine, &long(number), None).await;
+        }
+        for (number, engine) in (first..).zip(engines) {
+            router.agrees_with(engine).await;
+            let chat = router.chat(&long(number), 1).await;
+            assert_eq!(chat.worker(), id(engine), "{}", chat.receipt);
+            assert!(chat.cached > 100 && chat.cached == chat.predicted(), "{}", chat.receipt);
+        }
+    };
+    follows(&engines, 1).await;
+    for (wire, seed) in [(Wire::Vllm033, Some("2")), (Wire::Vllm022, Some("3")), (Wire::Vllm032, None)] {
+        engines.remove(0).stop().await;
+        engines.insert(0, at(&ips[0], wire, seed).await);
+        until("it is ready, and what it held is forgotten", async || {
+            let ready = router.metric("kvrouter_worker_ready", "\"ok\"").await == 3.0;
+            (ready && router.view(&id(&engines[0])).await["block_count"] == 0).then_some(())
+        })
+        .await;
+        follows(&engines, 10).await;
+    }
+    router.is_well().await;
 }
 
 /// A worker with one rank is not told of ranks, whatever the client says. Case E11.

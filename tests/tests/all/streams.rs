@@ -241,3 +241,72 @@ async fn a_stream_may_outlast_the_first_byte_limit() {
     assert!(chat.total > Duration::from_millis(1200), "{:?}", chat.total);
     assert_eq!(chat.completion_tokens, 50);
 }
+
+/// Case A07: workers whose connections end in an error, wherever in their answer: what was booked is released
+/// once, and no count falls below zero.
+#[tokio::test]
+async fn a_connection_that_breaks_while_it_is_closed_releases_what_was_booked() {
+    const EVENT: &[u8] = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+    let whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}".to_vec();
+    let [head, event, done, end] =
+        [STREAM_HEAD.as_bytes().to_vec(), chunk(EVENT), chunk(b"data: [DONE]\n\n"), chunk(b"")];
+    let open = Vec::new();
+    for (why, pieces, leaves) in [
+        ("before the head", vec![], false),
+        ("behind the head", vec![head.clone()], false),
+        ("in the middle", vec![head.clone(), event.clone()], false),
+        ("behind the last event", vec![head.clone(), event.clone(), done.clone()], false),
+        ("behind the end", vec![head.clone(), event.clone(), [done, end].concat()], false),
+        ("behind a whole body", vec![whole], false),
+        ("when the client has left", vec![head, event, open], true),
+    ] {
+        let pieces_of = pieces.clone();
+        let worker = RawWorker::resetting(move |_| pieces_of.clone()).await;
+        let alone = Router::start(Setup::in_turn(&[&worker.address.to_string()])).await;
+        let entry =
+            |role: &str| format!("{{url: \"http://{}\", role: {role}, protocol: SGLang}}", worker.address);
+        let other = RawWorker::resetting(move |_| pieces.clone()).await;
+        let decode = entry("Decode").replace(&worker.address.to_string(), &other.address.to_string());
+        let workers = vec![entry("Prefill"), decode];
+        let pair =
+            Router::start(Setup { events: "{transport: None}".to_owned(), ..Setup::of(workers) }).await;
+        for router in [&alone, &pair] {
+            until("all workers are ready", async || {
+                let report = router.report().await;
+                report["workers"].as_array().unwrap().iter().all(|one| one["ready"] == true).then_some(())
+            })
+            .await;
+            let asked = futures::future::join_all((0..8).map(|_| async {
+                let url = router.url("/v1/chat/completions");
+                let Ok(answer) =
+                    router.client.open(Method::POST, &url, &[], streaming().to_string().into()).await
+                else {
+                    return;
+                };
+                let mut body = answer.into_body();
+                while let Some(Ok(_)) = body.frame().await {
+                    if leaves {
+                        break;
+                    }
+                }
+            }));
+            tokio::pin!(asked);
+            let mut looks = 0;
+            while futures::FutureExt::now_or_never(&mut asked).is_none() {
+                nothing_is_negative(router, why).await;
+                looks += 1;
+                assert!(looks < 2000, "{why}: clients wait for ever");
+            }
+            router.is_idle().await;
+            nothing_is_negative(router, why).await;
+            assert!(router.metric("kvrouter_leases_booked", "").await >= 8.0, "{why}");
+        }
+    }
+}
+
+async fn nothing_is_negative(router: &Router, why: &str) {
+    let text = router.client.get(&format!("http://{}/metrics", router.at.metrics)).await.unwrap().text();
+    let negative: Vec<&str> = text.lines().filter(|line| line.contains(" -")).collect();
+    let negative: Vec<&&str> = negative.iter().filter(|line| !line.starts_with('#')).collect();
+    assert!(text.contains("kvrouter_target_requests") && negative.is_empty(), "{why}: {negative:?}");
+}

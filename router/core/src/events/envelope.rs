@@ -62,6 +62,8 @@ pub struct Status {
     /// The bridge has no proof that the engine's stream still stands where the
     /// view says: it cannot reach the engine's sockets.
     pub disconnected: bool,
+    /// The events name another rank than the one whose socket they came from.
+    pub rank_mismatch: bool,
 }
 
 /// One page of a snapshot.
@@ -123,10 +125,11 @@ impl Status {
             page_misfit: quality.page_misfit,
             unsequenced: false,
             disconnected: false,
+            rank_mismatch: false,
         }
     }
 
-    /// The status as a bridge's message carries it; seven bits.
+    /// The status as a bridge's message carries it; eight bits.
     pub(crate) const fn bits(self) -> u64 {
         (self.incomplete as u64)
             | (self.unsound as u64) << 1
@@ -135,6 +138,7 @@ impl Status {
             | (self.page_misfit as u64) << 4
             | (self.unsequenced as u64) << 5
             | (self.disconnected as u64) << 6
+            | (self.rank_mismatch as u64) << 7
     }
 
     /// The status of these bits; others are ignored.
@@ -147,6 +151,7 @@ impl Status {
             page_misfit: bits & 16 != 0,
             unsequenced: bits & 32 != 0,
             disconnected: bits & 64 != 0,
+            rank_mismatch: bits & 128 != 0,
         }
     }
 }

@@ -147,8 +147,20 @@ pub struct Batch {
     pub timestamp: f64,
     /// In the order in which they happened.
     pub events: Vec<Event>,
-    /// The data-parallel rank that the payload names, if any.
+    /// The data-parallel rank that the payload names, if any: see [`Batch::is_of`].
     pub rank: Option<u32>,
+}
+
+impl Batch {
+    /// Whether the payload can be of rank `rank` of a worker that has `ranks` of them.
+    ///
+    /// vLLM, SGLang and ATOM name the rank of their publisher. In a deployment over
+    /// several pods that is the rank among all, and ports and headers count from 0
+    /// in each pod: of workers with 8 ranks, 0, 8 and 16 are each the first. What
+    /// names no rank can be of any.
+    pub fn is_of(&self, rank: u32, ranks: u32) -> bool {
+        self.rank.is_none_or(|named| named.checked_rem(ranks) == Some(rank))
+    }
 }
 
 /// Why a payload or an event was not read.
@@ -249,8 +261,8 @@ pub fn decode(payload: &[u8]) -> Result<Batch, WireError> {
     Ok(batch)
 }
 
-/// The rank says from which socket the payload came, which we know: one that
-/// cannot be read is no reason to lose the events.
+/// The rank only confirms from which socket the payload came: one that cannot be
+/// read is no reason to lose the events.
 fn rank(reader: &mut Reader<'_>) -> Result<Option<u32>, WireError> {
     let mut copy = reader.clone();
     reader.skip().field("rank")?;

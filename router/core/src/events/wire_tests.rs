@@ -156,6 +156,12 @@ fn check(why: &str, event: Value, expected: Event) {
 }
 
 #[track_caller]
+fn check_rank(why: &str, rank: u32, ranks: u32, named: Option<u32>, expected: bool) {
+    let batch = Batch { timestamp: 0.0, events: Vec::new(), rank: named };
+    assert_eq!(batch.is_of(rank, ranks), expected, "{why}");
+}
+
+#[track_caller]
 fn check_batch(why: &str, payload: Value, expected: Result<(Vec<Event>, Option<u32>), WireError>) {
     let found = decode(&pack(&payload)).map(|batch| (batch.events, batch.rank));
     assert_eq!(found, expected, "{why}");
@@ -308,6 +314,13 @@ fn a_batch_is_an_array_or_a_map() {
     check_batch("not a batch", json!("hello"), Err(unreadable("batch", "array", "string")));
     check_batch("events are no list", json!([1.5, 7, 0]), Err(unreadable("events", "array", "integer")));
     check_batch("an unreadable rank costs no events", json!([1.5, [event], -1]), ok(None));
+    check_rank("the socket's", 3, 8, Some(3), true);
+    check_rank("none named", 3, 8, None, true);
+    check_rank("of the second pod of a deployment", 3, 8, Some(11), true);
+    check_rank("a worker of one rank", 0, 1, Some(5), true);
+    check_rank("another", 0, 2, Some(1), false);
+    check_rank("another of the second pod", 3, 8, Some(12), false);
+    check_rank("all say that they are the first", 3, 8, Some(0), false);
 }
 
 #[test]

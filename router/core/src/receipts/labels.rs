@@ -80,7 +80,7 @@ named!(Reason:
     Silence "silence", DomainMismatch "domain_mismatch", PageSizeMismatch "page_size_mismatch",
     ReportedPageSizeMismatch "reported_page_size_mismatch", NoSequence "no_sequence",
     RenderDiverged "render_diverged", PrefixCachingOff "prefix_caching_off", NothingStored "nothing_stored",
-    Stalled "stalled", AdaptersUntold "adapters_untold",
+    Stalled "stalled", AdaptersUntold "adapters_untold", RankMismatch "rank_mismatch",
 );
 
 #[cfg(test)]

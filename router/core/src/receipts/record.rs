@@ -32,7 +32,7 @@
 //!   int      how many shapes follow
 //!     each     u8 flags; claimed × 3, hits × 3, predicted, shared active, images
 //!              seen; [u64 le next block]
-//!   columns  shape, state and reason (four bits each), epoch, seq, age plus one,
+//!   columns  shape, state and reason (three and five bits), epoch, seq, age plus one,
 //!            active blocks, queued, context, requests; and where demand counts:
 //!            tokens and requests of it
 //!   int      how many hold more for another namespace: candidate, blocks
@@ -887,7 +887,7 @@ impl<'a> Reader<'a> {
 
     fn verdict(&self, code: u64) -> Read<(State, Reason)> {
         let Ok(code) = u8::try_from(code) else { return self.wrong(Fault::Number) };
-        Ok((self.of_code(code & 15)?, self.of_code(code >> 4)?))
+        Ok((self.of_code(code & 7)?, self.of_code(code >> 3)?))
     }
 
     /// `count`, if there can be so many.

@@ -109,6 +109,8 @@ pub enum Reason {
     Stalled,
     /// The engine serves adapters, and its events do not tell whose blocks are whose.
     AdaptersUntold,
+    /// Its events name another data-parallel rank than the one they are read for.
+    RankMismatch,
 }
 
 impl State {
@@ -147,6 +149,7 @@ impl Reason {
             Self::NothingStored => "nothing_stored",
             Self::Stalled => "stalled",
             Self::AdaptersUntold => "adapters_untold",
+            Self::RankMismatch => "rank_mismatch",
         }
     }
 }
@@ -366,6 +369,9 @@ impl Trust {
         if self.domain_mismatch {
             return (State::Mismatched, Reason::DomainMismatch);
         }
+        if self.status.rank_mismatch {
+            return (State::Mismatched, Reason::RankMismatch);
+        }
         if self.status.page_misfit {
             return (State::Mismatched, Reason::PageSizeMismatch);
         }
@@ -493,6 +499,8 @@ mod tests {
         );
         let misfit = with(|s| s.page_misfit = true);
         check("page", &misfit, 1_000, (State::Mismatched, Reason::PageSizeMismatch, false));
+        let strange = with(|s| s.rank_mismatch = true);
+        check("another rank", &strange, 1_000, (State::Mismatched, Reason::RankMismatch, false));
         let lost = with(|s| s.disconnected = true);
         check("engine gone: no proof", &lost, 1_000, (State::Unsound, Reason::EngineUnreachable, false));
         let atom = with(|s| s.unsequenced = true);

@@ -72,9 +72,12 @@ impl Published {
     }
 }
 
+/// Where the reason's number begins in a code of eight bits; the state's is below.
+const REASON: u32 = 3;
+
 /// State and reason in eight bits.
 const fn code(state: State, reason: Reason) -> u32 {
-    state as u32 | (reason as u32) << 4
+    state as u32 | (reason as u32) << REASON
 }
 
 const fn state(code: u32) -> State {
@@ -82,7 +85,9 @@ const fn state(code: u32) -> State {
 }
 
 const fn reason(code: u32) -> Reason {
-    REASONS[code as usize >> 4 & 15]
+    let number = (code as u8 >> REASON) as usize;
+    // Codes of no reason are never made.
+    if number < REASONS.len() { REASONS[number] } else { Reason::Ok }
 }
 
 /// The bits above the code. Published: the state stands however long nothing was heard.
@@ -225,8 +230,8 @@ const STATES: [State; 8] = [
     State::Unsequenced,
     State::NoCache,
 ];
-/// By their numbers, as many as four bits can be.
-const REASONS: [Reason; 16] = [
+/// By their numbers, of which five bits have 32.
+const REASONS: [Reason; 17] = [
     Reason::Ok,
     Reason::NothingHeard,
     Reason::SnapshotPending,
@@ -243,6 +248,7 @@ const REASONS: [Reason; 16] = [
     Reason::NothingStored,
     Reason::Stalled,
     Reason::AdaptersUntold,
+    Reason::RankMismatch,
 ];
 
 /// [`Trust`] that many threads share.
