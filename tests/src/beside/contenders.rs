@@ -51,7 +51,7 @@ impl Contender {
     pub const ALL: [Self; 5] =
         [Self::KvRouter, Self::SglangRouter, Self::Smg, Self::VllmCacheAware, Self::VllmKvAware];
 
-    /// Those whose choices differ: the others that remember texts choose as `smg` does.
+    /// Those that conversations are led through: one of each way to know what is cached.
     pub const DISTINCT: [Self; 3] = [Self::KvRouter, Self::Smg, Self::VllmKvAware];
 
     /// Its name in tables and logs.
@@ -100,7 +100,9 @@ impl Contender {
         if self == Self::VllmKvAware {
             command.args(["--kv-event-block-size", &PAGE_TOKENS.to_string(), "--kv-event-model", MODEL]);
             for engine in &engines.addresses {
-                command.args(["--kv-event-source", &format!("http://{}={}", engine.http, engine.kv_events)]);
+                let of = |socket: &str| format!("http://{}={socket}", engine.http);
+                command.args(["--kv-event-source", &of(&engine.kv_events)]);
+                command.args(["--kv-event-replay-source", &of(&engine.replay)]);
             }
         }
         let log = logs.join(format!("{}-router.log", self.label()));

@@ -3,11 +3,11 @@
 //! All routers stand before the same engines at once. Latency: one request after the other, in
 //! turn straight to an engine and through each router, so that whatever else the machine does hits
 //! all alike; what counts is the median of the differences. Cost: many requests at once through
-//! one router, and how much processor time its process took for each.
+//! one router, and how much processor time its process took for each beyond what it takes idle.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::Context;
 use serde::Serialize;
@@ -29,8 +29,12 @@ const TURN: usize = 300;
 /// Turns of the long conversation, and rounds of the short chat.
 const TURNS: usize = 50;
 const ROUNDS: usize = 300;
-/// Requests of which the cost is measured, and how many are under way at once.
-const COSTED: [(usize, usize); 2] = [(3_000, 8), (300, 8)];
+/// Requests of which the cost is measured: so many conversations of [`TURNS`] turns, which
+/// go on at once.
+const AT_ONCE: usize = 8;
+const COSTED_SHORT: usize = 4_000;
+/// How long an idle router is watched.
+const IDLE: Duration = Duration::from_secs(3);
 
 /// What one router adds.
 #[derive(Clone, Debug, Serialize)]
@@ -39,7 +43,7 @@ pub struct Hop {
     /// Milliseconds to the first token above the direct way: the short chat, and the next turn of
     /// the long one.
     added_ms: [f64; 2],
-    /// Microseconds of processor time a request, of the same two.
+    /// Microseconds of processor time a request, of the short chat and of all turns of long ones.
     processor_us: [f64; 2],
     /// Requests a second, of the same two; engines and clients share the machine.
     per_second: [f64; 2],
@@ -71,26 +75,43 @@ pub async fn measure(programs: &Path, logs: &Path) -> anyhow::Result<Vec<Hop>> {
         in_turn(&client, &urls, round, &long, &mut samples[1]).await?;
         long.push(json!({"role": "assistant", "content": "I see."}));
     }
-    long.pop();
     let mut hops = Vec::new();
     for (at, (contender, router)) in routers.iter().enumerate() {
         let added = |samples: &[Vec<f64>]| {
             let pairs = samples[at + 1].iter().zip(&samples[0]);
             median(pairs.map(|(through, direct)| through - direct).collect())
         };
-        let mut hop = Hop {
-            router: contender.label(),
-            added_ms: [added(&samples[0]), added(&samples[1])],
-            processor_us: [0.0; 2],
-            per_second: [0.0; 2],
-        };
-        for (kind, messages) in [&short, &long].into_iter().enumerate() {
-            (hop.processor_us[kind], hop.per_second[kind]) =
-                cost(&client, router, messages, COSTED[kind]).await?;
-        }
-        hops.push(hop);
+        let added_ms = [added(&samples[0]), added(&samples[1])];
+        let idle = idle_share(router).await?;
+        let short = Arc::new(body(&short, 1));
+        let short = vec![vec![short; COSTED_SHORT / AT_ONCE]; AT_ONCE];
+        let short = cost(&client, router, idle, short).await?;
+        let long = (0..AT_ONCE).map(|user| grown(1_000 * (1 + at * AT_ONCE + user))).collect();
+        let long = cost(&client, router, idle, long).await?;
+        let router = contender.label();
+        hops.push(Hop { router, added_ms, processor_us: [short.0, long.0], per_second: [short.1, long.1] });
     }
     Ok(hops)
+}
+
+/// The bodies of a long conversation, turn by turn; another one for each number.
+fn grown(number: usize) -> Vec<Arc<Value>> {
+    let mut messages = vec![json!({"role": "system", "content": text(number, LONG)})];
+    let turns = (1..=TURNS).map(|turn| {
+        messages.push(json!({"role": "user", "content": text(number + turn, TURN)}));
+        let body = Arc::new(body(&messages, 1));
+        messages.push(json!({"role": "assistant", "content": "I see."}));
+        body
+    });
+    turns.collect()
+}
+
+/// The share of a processor that the router takes while nobody asks anything.
+async fn idle_share(router: &Running) -> anyhow::Result<f64> {
+    let (before, began) = (router.processor_time()?, Instant::now());
+    tokio::time::sleep(IDLE).await;
+    let used = router.processor_time()?.saturating_sub(before);
+    Ok(used.as_secs_f64() / began.elapsed().as_secs_f64())
 }
 
 /// The same chat once by each way, beginning with another one each round.
@@ -112,33 +133,32 @@ async fn in_turn(
     Ok(())
 }
 
-/// Microseconds of processor time that `router` takes for a request, and requests a second.
+/// Microseconds of processor time that `router` takes for a request above its `idle` share, and
+/// requests a second. Every user sends its bodies one after the other.
 async fn cost(
     client: &Client,
     router: &Running,
-    messages: &[Value],
-    (requests, at_once): (usize, usize),
+    idle: f64,
+    users: Vec<Vec<Arc<Value>>>,
 ) -> anyhow::Result<(f64, f64)> {
-    let (body, left) = (Arc::new(body(messages, 1)), Arc::new(AtomicUsize::new(requests)));
+    let requests = users.iter().map(Vec::len).sum::<usize>() as f64;
     let (before, began) = (router.processor_time()?, Instant::now());
-    let mut users = JoinSet::new();
-    for _ in 0..at_once {
+    let mut talking = JoinSet::new();
+    for bodies in users {
         let (client, url) = (client.clone(), router.url.clone());
-        let (body, left) = (Arc::clone(&body), Arc::clone(&left));
-        users.spawn(async move {
-            let take = |left: usize| left.checked_sub(1);
-            while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
+        talking.spawn(async move {
+            for body in bodies {
                 client.chat(&url, "cost", &body).await?;
             }
             anyhow::Ok(())
         });
     }
-    while let Some(user) = users.join_next().await {
+    while let Some(user) = talking.join_next().await {
         user.context("a user panicked")??;
     }
-    let (elapsed, used) = (began.elapsed(), router.processor_time()?.saturating_sub(before));
-    let each = used.as_secs_f64() * 1e6 / requests as f64;
-    Ok((each, requests as f64 / elapsed.as_secs_f64()))
+    let (elapsed, used) = (began.elapsed().as_secs_f64(), router.processor_time()?.saturating_sub(before));
+    let each = (used.as_secs_f64() - idle * elapsed) * 1e6 / requests;
+    Ok((each, requests / elapsed))
 }
 
 /// Text of so many characters, another one for each number.
@@ -162,12 +182,12 @@ pub fn table(hops: &[Hop]) -> String {
         "a second",
         "",
         "",
-        "2 KB",
-        "40 KB",
-        "2 KB",
-        "40 KB",
-        "2 KB",
-        "40 KB",
+        "short",
+        "long",
+        "short",
+        "long",
+        "short",
+        "long",
         "-".repeat(81)
     );
     for Hop { router, added_ms, processor_us, per_second } in hops {

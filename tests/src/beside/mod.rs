@@ -31,7 +31,7 @@ pub struct Options {
     #[arg(long, value_name = "FOLDER")]
     pub programs: PathBuf,
     /// Rounds of conversations, each with texts of its own.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 3)]
     pub rounds: u64,
     /// Where tables and logs go.
     #[arg(long, default_value = "out/peers", value_name = "FOLDER")]
@@ -42,20 +42,38 @@ pub struct Options {
 #[derive(Clone, Copy, Debug)]
 struct Scene {
     name: &'static str,
-    /// Routers of a kind, which users reach in turn, as behind a Service.
+    /// Routers of a kind.
     routers: usize,
+    /// How users reach them.
+    reach: Reach,
     /// Pages of an engine's cache.
     pages: u32,
     /// Times as many conversations at a time as in the demo.
     crowd: usize,
 }
 
+/// How users reach several routers.
+#[derive(Clone, Copy, Debug)]
+enum Reach {
+    /// A conversation stays with one: a client that keeps its connection.
+    Kept,
+    /// Each turn goes to another one than the turn before: a proxy that balances requests.
+    InTurn,
+}
+
 /// All, plainest first.
-const SCENES: [Scene; 4] = [
-    Scene { name: "one router", routers: 1, pages: fleet::PAGES, crowd: 1 },
-    Scene { name: "two routers", routers: 2, pages: fleet::PAGES, crowd: 1 },
-    Scene { name: "two routers, small caches", routers: 2, pages: 500, crowd: 1 },
-    Scene { name: "two routers, twice the users", routers: 2, pages: fleet::PAGES, crowd: 2 },
+const SCENES: [Scene; 5] = [
+    Scene { name: "one router", routers: 1, reach: Reach::Kept, pages: fleet::PAGES, crowd: 1 },
+    Scene { name: "two, kept", routers: 2, reach: Reach::Kept, pages: fleet::PAGES, crowd: 1 },
+    Scene { name: "two, in turn", routers: 2, reach: Reach::InTurn, pages: fleet::PAGES, crowd: 1 },
+    Scene { name: "two, kept, small caches", routers: 2, reach: Reach::Kept, pages: 500, crowd: 1 },
+    Scene {
+        name: "two, kept, twice the users",
+        routers: 2,
+        reach: Reach::Kept,
+        pages: fleet::PAGES,
+        crowd: 2,
+    },
 ];
 
 /// What a router achieved in a scene, one entry per round.
@@ -126,7 +144,8 @@ async fn converse(
     let bar = ProgressBar::with_draw_target(requests, ProgressDrawTarget::stderr())
         .with_style(style)
         .with_prefix(label);
-    let driven = drive(&client, &urls, label, workload, &bar).await;
+    let kept = matches!(scene.reach, Reach::Kept);
+    let driven = drive(&client, &urls, kept, label, workload, &bar).await;
     bar.finish_and_clear();
     let driven = driven.with_context(|| format!("{label} failed; see {}", logs.display()))?;
     Ok(PolicyResult::new(label, &driven, engines.requests(&client).await?))

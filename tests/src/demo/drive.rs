@@ -26,11 +26,13 @@ pub struct Driven {
     pub elapsed: Duration,
 }
 
-/// Talks through all of `workload` at `urls`, one turn here and the next there. Request ids are
+/// Talks through all of `workload` at `urls`: where `kept`, a conversation keeps the one that it
+/// began with, else it goes to the next one with each turn. Request ids are
 /// `demo-LABEL-CONVERSATION-TURN`. The first request that fails ends it.
 pub async fn drive(
     client: &Client,
     urls: &[String],
+    kept: bool,
     label: &str,
     workload: &Workload,
     bar: &ProgressBar,
@@ -48,7 +50,9 @@ pub async fn drive(
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(conversation) = conversations.get(number) else { return Ok(chats) };
                 let id = format!("demo-{label}-{number}");
-                chats.extend(converse(&client, &urls, &id, conversation, &bar).await?);
+                let of_turn = |turn: usize| if kept { number } else { number + turn };
+                let url = |turn: usize| urls[of_turn(turn) % urls.len()].as_str();
+                chats.extend(converse(&client, url, &id, conversation, &bar).await?);
             }
         });
     }
@@ -62,22 +66,22 @@ pub async fn drive(
 }
 
 /// One conversation from its first turn to its last.
-async fn converse(
+async fn converse<'a>(
     client: &Client,
-    urls: &[String],
+    url: impl Fn(usize) -> &'a str,
     id: &str,
     conversation: &Conversation,
     bar: &ProgressBar,
 ) -> anyhow::Result<Vec<Chat>> {
     let mut messages = vec![json!({"role": "system", "content": &*conversation.system})];
     let mut chats = Vec::new();
-    for ((number, turn), url) in conversation.turns.iter().enumerate().zip(urls.iter().cycle()) {
+    for (number, turn) in conversation.turns.iter().enumerate() {
         // Users think; nothing waits for this.
         tokio::time::sleep(turn.think).await;
         messages.push(json!({"role": "user", "content": turn.text}));
         let body = body(&messages, turn.answer_tokens);
         let request_id = format!("{id}-{number}");
-        let chat = client.chat(url, &request_id, &body).await;
+        let chat = client.chat(url(number), &request_id, &body).await;
         let chat = chat.with_context(|| format!("request {request_id}"))?;
         messages.push(json!({"role": "assistant", "content": chat.text}));
         chats.push(chat);

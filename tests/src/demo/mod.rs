@@ -125,7 +125,7 @@ async fn measure(policy: Policy, fleet: &Fleet, workload: &Workload) -> anyhow::
         .with_style(style)
         .with_prefix(name);
     let client = Client::new();
-    let driven = drive(&client, &[fleet.url()], name, workload, &bar).await;
+    let driven = drive(&client, &[fleet.url()], true, name, workload, &bar).await;
     bar.finish_and_clear();
     let driven = driven.with_context(|| format!("{name} failed; see {}", fleet.router_log().display()))?;
     let per_worker = fleet.engines().requests(&client).await?;

@@ -190,7 +190,7 @@ async fn serve(
     for piece in script(received) {
         if piece.is_empty() {
             // Open until the other side closes it.
-            stream.read(&mut [0; 1]).await?;
+            let _closed = stream.read(&mut [0; 1]).await?;
             break;
         }
         stream.write_all(&piece).await?;

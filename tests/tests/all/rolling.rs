@@ -99,14 +99,13 @@ async fn routers_are_replaced_one_by_one_and_nobody_notices() {
     let roll = async {
         let before = load.hit_rate().await;
         let mut after = Vec::new();
-        for turn in 0..3 {
+        for (turn, router) in routers.iter_mut().enumerate() {
             // Ready: from now on it is asked, and the one that it replaces is not.
             let successor = start().await;
             load.routers.lock().unwrap()[turn] = successor.at.http.clone();
-            let predecessor = std::mem::replace(&mut routers[turn], successor);
+            let mut predecessor = std::mem::replace(router, successor);
             predecessor.process.terminate().unwrap();
             after.push(load.hit_rate().await);
-            let mut predecessor = predecessor;
             assert_eq!(predecessor.process.ended(END).await.unwrap().code(), Some(0));
         }
         load.over.store(true, Ordering::Relaxed);

@@ -746,9 +746,9 @@ mod tests {
             }
             let fresh = said.values().filter(|(at, _)| now - at <= 3_000);
             let others = fresh.fold(Load::default(), |sum, (_, load)| sum.plus(*load));
-            assert_eq!(account.load_for(Tick(now), 0), own.plus(others), "at {now}");
+            assert_eq!(account.load_for(Tick(now), || 0), own.plus(others), "at {now}");
             let beside = Load { active_blocks: others.requests * 5, ..others };
-            assert_eq!(account.load_for(Tick(now), 4), own.plus(beside), "at {now}");
+            assert_eq!(account.load_for(Tick(now), || 4), own.plus(beside), "at {now}");
             assert_eq!((account.booked_elsewhere(Tick(now)), account.load()), (others, own));
         }
     }
