@@ -592,8 +592,9 @@ pub struct EngineLoad {
     pub interval_seconds: u64,
 }
 
-/// Shortest and longest interval of [`EngineLoad`], in seconds. An engine may go on for two
-/// seconds with a request that was given up, and what it said counts for three intervals.
+/// Shortest and longest interval of [`EngineLoad`], in seconds. An engine may go on for four
+/// seconds with a request that was given up, which two and a half intervals cover, and what
+/// it said counts for three.
 pub const ENGINE_LOAD_SECONDS: RangeInclusive<u64> = 2..=60;
 
 impl Default for EngineLoad {

@@ -17,7 +17,7 @@ use crate::events::msgpack::{ReadError, Reader, infallible};
 use crate::ids::{DpRank, Target};
 use crate::policy::Load;
 use crate::policy::outside::{Booking, LIFETIME, MAX_REPLICAS, ReplicaId};
-use crate::policy::strangers::Sent;
+use crate::policy::strangers::{ROUND, Sent};
 use crate::units::{Millis, Tick, Tokens};
 
 /// Version of this encoding. A reader refuses a newer one by name.
@@ -227,9 +227,10 @@ fn write_load(out: &mut Vec<u8>, target: &Target, booking: Booking) {
     infallible(write::write_str(out, target.worker.as_str()));
     infallible(write::write_uint(out, u64::from(target.rank.0)));
     let load = [load.active_blocks, load.queued.0, load.context.0, load.requests];
+    let load = load.map(|amount| amount.min(MAX_AMOUNT));
     let sent = sent.into_iter().flat_map(|sent| [sent.begun, sent.ended, sent.left]);
-    for amount in load.into_iter().chain(sent) {
-        infallible(write::write_uint(out, amount.min(MAX_AMOUNT)));
+    for amount in load.into_iter().chain(sent.map(|count| count % ROUND)) {
+        infallible(write::write_uint(out, amount));
     }
 }
 

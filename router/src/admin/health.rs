@@ -568,7 +568,7 @@ fn not_exact(pool: &Pool, worker: &Worker, target: &TargetState, verdict: Verdic
         Reason::PrefixCachingOff => return None,
         Reason::Stalled => "it finished many new prompts and told of nothing meanwhile; look at its log for its event publisher, and restart it if that has ended.".to_owned(),
         Reason::AdaptersUntold => "it serves adapters, and the events of its release do not tell which blocks are theirs, so its cache earns no credit; use SGLang 0.5.22 or later, or serve adapters from other engines.".to_owned(),
-        Reason::RankMismatch => "its events name another data-parallel rank, so its cache earns no credit; see that the port of its events is that of this rank, and that dpSize is the number of ranks behind each port; the log of whoever reads them (router or bridge) has the rank named.".to_owned(),
+        Reason::RankMismatch => "its events name another data-parallel rank, so its cache earns no credit; see that the port of its events is that of this rank, that dpSize is the number of ranks behind each port, and that a pod's first rank is a multiple of it; the log of whoever reads them (router or bridge) has the rank named.".to_owned(),
         Reason::NothingStored => return Some("it has finished many prompts and never told of a stored block, so it is picked by load; turn prefix caching and KV events on, unless that is intended.".to_owned()),
     };
     let credit = if verdict.credited { "" } else { " No hits are credited now." };

@@ -32,6 +32,8 @@ const MAX_SEQUENCES: f64 = (1u64 << 32) as f64;
 /// From an answer to its judgement, where routers tell each other what they sent: what the
 /// other 64 at most sent before the answer is heard by then, with some time for the broker.
 const SETTLING: Duration = Duration::from_millis(500);
+/// Failures in a row that are told.
+const LASTING: u32 = 5;
 /// Intervals that an engine's word counts.
 const LIFETIME: u32 = 3;
 
@@ -95,10 +97,11 @@ impl Reading {
         }
     }
 
-    /// Why strangers at the worker do not count; `None` where that passes by itself.
+    /// Why strangers at the worker do not count; `None` where they do.
     const fn complaint(self) -> Option<&'static str> {
         match self {
-            Self::Ok | Self::Failed => None,
+            Self::Ok => None,
+            Self::Failed => Some("the engine's load could not be read for some time"),
             Self::NotOffered => Some("the engine does not tell its load"),
             Self::Unreadable => Some("the engine's load was not understood"),
             Self::OtherRanks => Some("the engine tells its load by other ranks than `dpSize` has"),
@@ -116,7 +119,7 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
     // Workers that joined together are not asked together, now or later.
     sleep(part_of(&pool, interval)).await;
     // The life in which the engine did not offer it, and what was said last.
-    let (mut refused, mut said) = (None, Reading::Ok);
+    let (mut refused, mut said, mut failures) = (None, Reading::Ok, 0_u32);
     loop {
         let now = pool.clock.now();
         worker.targets.iter().for_each(|target| target.account.about_to_ask(now));
@@ -127,13 +130,16 @@ pub async fn watch(pool: Arc<Pool>, upstream: Upstream, worker: Arc<Worker>) {
             let reading = ask(&pool, &upstream, &worker, source, interval).await;
             pool.metrics.engine_loads.with_label_values(&[reading.label()]).inc();
             refused = (reading == Reading::NotOffered).then_some(life);
-            if let Some(complaint) = reading.complaint().filter(|_| reading != said) {
+            failures = if reading == Reading::Failed { failures.saturating_add(1) } else { 0 };
+            // A single failure passes by itself.
+            let is_sure = failures == 0 || failures >= LASTING;
+            if let Some(complaint) = reading.complaint().filter(|_| is_sure && reading != said) {
                 tracing::info!(
                     target: "kv_router::fleet", worker = %worker.id, path = source.path(),
                     "{complaint}: requests that reach it by another way do not count"
                 );
             }
-            said = if reading == Reading::Failed { said } else { reading };
+            said = if is_sure { reading } else { said };
         }
         sleep(interval / 2 + part_of(&pool, interval / 10)).await;
     }

@@ -159,13 +159,21 @@ pub fn sequences_in(endpoint: Endpoint, body: &Value) -> u64 {
     };
     let sampling = &body["sampling_params"];
     let each = sampling.as_array().map_or(std::slice::from_ref(sampling), Vec::as_slice);
-    let wanted = |of: &Value| ["n", "best_of"].iter().filter_map(|name| of[*name].as_u64()).max();
+    let wanted = |of: &Value| ["n", "best_of"].iter().filter_map(|name| as_count(&of[*name])).max();
     let answers = each.iter().chain([body]).filter_map(wanted).max().unwrap_or(1);
-    (prompts as u64).max(1).saturating_mul(answers.clamp(1, MAX_ANSWERS))
+    (prompts as u64).saturating_mul(answers).clamp(1, MAX_SEQUENCES)
 }
 
-/// No engine gives more answers of one prompt.
-pub const MAX_ANSWERS: u64 = 1 << 16;
+/// A count as engines take it: a whole number, however it is written.
+fn as_count(value: &Value) -> Option<u64> {
+    let whole = |number: f64| (number.fract() == 0.0 && number >= 0.0).then_some(number as u64);
+    let text = || value.as_str()?.trim().parse().ok();
+    value.as_u64().or_else(|| value.as_f64().and_then(whole)).or_else(text)
+}
+
+/// Most sequences that one request counts as: an engine that was asked for more has
+/// refused it.
+pub const MAX_SEQUENCES: u64 = 1 << 16;
 
 /// Whether the engine computes the whole prompt, whatever it holds: it wants
 /// the log-probabilities of prompt tokens.
@@ -442,8 +450,12 @@ mod tests {
             (Chat, json!({"messages": [1, 2]}), 1),
             (Chat, json!({"messages": [], "n": 4}), 4),
             (Chat, json!({"n": 0}), 1),
-            (Chat, json!({"n": "4"}), 1),
-            (Chat, json!({"n": u64::MAX}), MAX_ANSWERS),
+            (Chat, json!({"n": "4"}), 4),
+            (Chat, json!({"n": 4.0}), 4),
+            (Chat, json!({"n": 4.5}), 1),
+            (Chat, json!({"n": "many"}), 1),
+            (Chat, json!({"n": u64::MAX}), MAX_SEQUENCES),
+            (Embeddings, json!({"n": MAX_SEQUENCES, "input": ["a", "b"]}), MAX_SEQUENCES),
             (Completions, json!({"prompt": "a", "n": 2, "best_of": 5}), 5),
             (Completions, json!({"prompt": ["a", "b", "c"]}), 3),
             (Completions, json!({"prompt": [1, 2, 3]}), 1),

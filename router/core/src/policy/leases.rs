@@ -428,6 +428,8 @@ impl Account {
         let memory = &mut *self.memory.lock();
         memory.images = ImageMemory::default();
         memory.outside.engine_restarted();
+        // The next pick works out what is left of it.
+        self.others.set(Load::default(), Tick(0));
     }
 
     /// Another router of the pool has this booked on the target. To be renewed.

@@ -72,7 +72,13 @@ impl Outside {
     /// Another router has this booked on the target; replaces what it said before.
     pub fn replica(&mut self, now: Tick, id: ReplicaId, told: Booking) {
         let known = self.replicas.iter().position(|replica| replica.id == id);
-        let marks = known.map_or_else(Marks::default, |at| self.replicas.remove(at).marks);
+        let known = known.map(|at| self.replicas.remove(at));
+        // Counts that begin anew are of a target that it has lost and found again.
+        let goes_on = |known: &Replica| match (known.told.sent, told.sent) {
+            (Some(before), Some(sent)) => sent.follows(before),
+            _ => true,
+        };
+        let marks = known.filter(goes_on).map_or_else(Marks::default, |known| known.marks);
         if self.replicas.len() == MAX_REPLICAS {
             self.replicas.remove(0);
         }
@@ -103,9 +109,11 @@ impl Outside {
         });
     }
 
-    /// The engine lives anew: what it said is of its former life.
+    /// The engine lives anew: what it said is of its former life, and so is an answer
+    /// that is on its way.
     pub fn engine_restarted(&mut self) {
         self.engine = None;
+        self.marked = None;
     }
 
     /// What other routers have booked, all together.
@@ -287,7 +295,7 @@ mod tests {
                 4 if !self.in_hand.is_empty() => {
                     let size = self.in_hand.remove(0);
                     self.sent.left += size;
-                    self.lingering.push((now + delay % (PERIOD + BEFORE), size));
+                    self.lingering.push((now + delay % (2 * PERIOD + BEFORE), size));
                 }
                 _ => {}
             }
@@ -309,8 +317,8 @@ mod tests {
         ) {
             let (mut own, mut other, mut outside) = (Sender::default(), Sender::default(), Outside::default());
             let (mut count, mut answered) = (0, Sent::default());
-            // Quiet at the end, for three questions.
-            for now in 0..1500 + 3 * PERIOD + PERIOD {
+            // Quiet at the end, for four questions.
+            for now in 0..1500 + 4 * PERIOD + PERIOD {
                 if let Some((is_own, act, size, delay)) = acts.get(now as usize) {
                     let sender = if *is_own { &mut own } else { &mut other };
                     sender.act(now, *act, *size, *delay);
@@ -330,7 +338,7 @@ mod tests {
                         outside.engine(Tick(now), &report(0, count, answered), Load::default());
                         let found = outside.strangers(Tick(now)).expect("it spoke").requests;
                         prop_assert!(found <= strangers, "{found} at {now}");
-                        if now > 1500 + 2 * PERIOD {
+                        if now > 1500 + 3 * PERIOD {
                             prop_assert_eq!(found, strangers);
                         }
                     }

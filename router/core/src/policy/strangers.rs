@@ -5,7 +5,7 @@
 //! may count what is over for a router: a request whose answer has ended for an instant
 //! more, one that was given up for some seconds. So its count is held against all that
 //! it can have counted: what was begun when the answer was there, except what had ended
-//! at a mark well before the question, and what had been given up at the mark before
+//! at a mark well before the question, and what had been given up two marks before
 //! that. Only what goes beyond came by another way. What begins and ends in between may
 //! hide strangers for as long as it does; no race makes strangers of it.
 
@@ -38,7 +38,8 @@ pub struct EngineReport {
     pub lifetime: Millis,
 }
 
-/// Sequences that one router sent to one target, since it started: counts that only grow.
+/// Sequences that one router sent to one target, since it started: counts that only grow,
+/// and that go round at [`ROUND`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// All of them, from before they were sent.
@@ -49,23 +50,40 @@ pub struct Sent {
     pub left: u64,
 }
 
-/// What was over of one router's sequences at the two latest marks.
+impl Sent {
+    /// Whether it can come after `before` of the same router.
+    pub const fn follows(self, before: Self) -> bool {
+        self.begun.wrapping_sub(before.begun) % ROUND < ROUND_HALF
+    }
+}
+
+/// Where counts of sequences go round, so that they fit what routers tell each other.
+pub const ROUND: u64 = 1 << 40;
+
+/// What was over of one router's sequences at the latest marks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Marks {
     ended: u64,
-    left: u64,
-    left_before: u64,
+    /// At the latest mark, the one before, and the one before that.
+    left: [u64; 3],
 }
+
+const ROUND_HALF: u64 = ROUND / 2;
 
 impl Marks {
     /// Sets a mark.
     pub fn set(&mut self, sent: Sent) {
-        *self = Self { ended: sent.ended, left: sent.left, left_before: self.left };
+        let [latest, before, _] = self.left;
+        *self = Self { ended: sent.ended, left: [sent.left, latest, before] };
     }
 
     /// The most of `sent` that the engine can have in hand.
     pub fn at_most(&self, sent: Sent) -> u64 {
-        sent.begun.saturating_sub(self.ended).saturating_sub(self.left_before)
+        match sent.begun.wrapping_sub(self.ended).wrapping_sub(self.left[2]) % ROUND {
+            // Less than nothing: nonsense of another router.
+            ROUND_HALF.. => 0,
+            in_hand => in_hand,
+        }
     }
 }
 
@@ -105,10 +123,19 @@ mod tests {
         marks.set(sent(9, 4, 3));
         assert_eq!(marks.at_most(sent(9, 9, 3)), 5, "what ended since the mark may be counted still");
         marks.set(sent(12, 9, 3));
-        assert_eq!(marks.at_most(sent(12, 9, 3)), 0, "given up before the mark before");
+        assert_eq!(marks.at_most(sent(12, 9, 3)), 3, "given up one mark ago");
+        marks.set(sent(12, 9, 3));
+        assert_eq!(marks.at_most(sent(12, 9, 3)), 0, "given up two marks ago");
         marks.set(sent(20, 10, 8));
         assert_eq!(marks.at_most(sent(21, 10, 8)), 8, "given up since that one");
+        marks.set(sent(20, 10, 8));
+        assert_eq!(marks.at_most(sent(21, 10, 8)), 8, "two marks before the latest is not long enough");
+        marks.set(sent(20, 10, 8));
+        assert_eq!(marks.at_most(sent(21, 10, 8)), 3);
         assert_eq!(marks.at_most(sent(0, 0, 0)), 0, "nonsense of another router");
+        marks.set(sent(ROUND - 1, ROUND - 3, 0));
+        (0..3).for_each(|_| marks.set(sent(ROUND - 1, ROUND - 3, 0)));
+        assert_eq!(marks.at_most(sent(1, ROUND - 3, 0)), 4, "once around");
     }
 
     #[test]

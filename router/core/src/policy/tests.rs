@@ -612,14 +612,19 @@ fn load_from_outside_repels_while_it_is_fresh() {
     let size = BlockSize::new(16).expect("not zero");
     let load = EngineLoad { waiting: 4, running: 0, used: None };
     let (sent, lifetime) = (account(free).sent(), Millis(6_000));
-    account(free).about_to_ask(Tick(5_000));
-    account(free).about_to_ask(Tick(5_000));
+    (0..3).for_each(|_| account(free).about_to_ask(Tick(5_000)));
     let report = EngineReport { load, sent, typical: ledger.typical_prompt(), size, lifetime };
     account(free).engine_reported(Tick(5_000), &report);
     assert_eq!(account(free).strangers(Tick(5_000)).map(|load| load.requests), Some(4));
     assert_eq!(chosen(5_000, "r").0, 1 - free, "its engine has four more than anybody sent");
     assert_eq!(chosen(11_000, "r").0, 1 - free, "until that is old");
     assert_eq!(chosen(11_001, "r"), (free, vec![0, 0]), "which it is");
+    account(free).engine_reported(Tick(12_000), &report);
+    assert_eq!(chosen(12_000, "r").0, 1 - free);
+    account(free).engine_restarted();
+    assert_eq!(chosen(12_000, "r"), (free, vec![0, 0]), "they were its former life's");
+    account(free).engine_reported(Tick(12_000), &report);
+    assert_eq!(chosen(12_000, "r"), (free, vec![0, 0]), "and so is what it said then and is heard now");
     assert_eq!(account(free).load(), Load::default(), "what it tells others is its own only");
 }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::prompt::endpoint::{Endpoint, MAX_ANSWERS};
+use crate::prompt::endpoint::{Endpoint, MAX_SEQUENCES};
 use crate::proxy::splice::{ByName, Layout, Members, range_in};
 
 /// Members that protocols write.
@@ -105,7 +105,7 @@ pub fn sequences(endpoint: Endpoint, members: &Members<'_>) -> u64 {
     let prompts = prompts(endpoint, by_name).filter_map(count).max().unwrap_or(1);
     let best_of = by_name.get("best_of").and_then(|value| value.get().parse().ok());
     let answers = choices(by_name).max(best_of.unwrap_or(1));
-    (prompts as u64).saturating_mul(answers.min(MAX_ANSWERS))
+    (prompts as u64).saturating_mul(answers).clamp(1, MAX_SEQUENCES)
 }
 
 /// The values that may be lists of prompts.

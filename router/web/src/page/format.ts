@@ -65,6 +65,12 @@ export const REASONS: Record<string, string> = {
   page_size_mismatch: "page size",
   reported_page_size_mismatch: "page size",
   no_sequence: "not numbered",
+  render_diverged: "other tokens",
+  prefix_caching_off: "prefix caching off",
+  nothing_stored: "nothing stored",
+  stalled: "stores missing",
+  adapters_untold: "adapters not told",
+  rank_mismatch: "another rank's",
 };
 
 export const REJECTIONS: Record<string, string> = {
