@@ -99,6 +99,7 @@ impl Reach {
     /// All pools of the namespace look anew whether pods are claimed twice, and
     /// all routers of it whether their pool is accepted.
     fn pool_changed(&self, pool: &InferencePool) {
+        self.stores.remember();
         let namespace = pool.namespace().unwrap_or_default();
         self.pool(&namespace, &pool.name_any());
         list(&self.stores.pools, &namespace, |_| true)
@@ -177,6 +178,7 @@ impl Reach {
     }
 
     fn everything(&self) {
+        self.stores.remember();
         for pool in self.stores.pools.state() {
             self.pool(&pool.namespace().unwrap_or_default(), &pool.name_any());
         }
@@ -240,6 +242,7 @@ impl Watches {
             mount_failures,
             gateway_pools,
             gateway,
+            remembered: Arc::default(),
         };
         let reach = Arc::new(Reach { stores: stores.clone(), queues: Arc::clone(queues) });
         let mut start = Starter {
@@ -493,7 +496,147 @@ fn asks_otherwise<K: Resource>(old: &K, new: &K) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::jiff::Timestamp;
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::poller::Reports;
+    use crate::sample::{engine, flags, named_pool, router as sample_router};
+    use crate::{pool, router};
+
+    /// Two pools and a pod of both: `named` says so itself, `referring` by `gw`.
+    struct Sharing {
+        reach: Reach,
+        pools: Writer<InferencePool>,
+        gateway_pools: Writer<GatewayPool>,
+        presence: watch::Sender<Presence>,
+    }
+
+    impl Sharing {
+        fn new() -> Self {
+            let (pools, pools_writer) = reflector::store();
+            let (pods, mut pods_writer) = reflector::store();
+            let (gateway_pools, gateway_writer) = reflector::store();
+            let (presence, gateway) = watch::channel(Presence::Listed);
+            let depth = || IntGauge::new("depth", "objects").expect("a gauge");
+            let queues = Queues { pools: Queue::new(depth()).0, routers: Queue::new(depth()).0 };
+            let stores = Stores {
+                pools,
+                routers: reflector::store().0,
+                pods,
+                deployments: reflector::store().0,
+                stateful_sets: reflector::store().0,
+                services: reflector::store().0,
+                config_maps: reflector::store().0,
+                service_accounts: reflector::store().0,
+                role_bindings: reflector::store().0,
+                budgets: reflector::store().0,
+                mount_failures: reflector::store().0,
+                gateway_pools,
+                gateway,
+                remembered: Arc::default(),
+            };
+            let pod = engine("both", json!({"metadata": {"labels": {"tier": "x"}}}));
+            pods_writer.apply_watcher_event(&watcher::Event::Apply(Pod::clone(&pod)));
+            let reach = Reach { stores, queues: Arc::new(queues) };
+            let mut new = Self { reach, pools: pools_writer, gateway_pools: gateway_writer, presence };
+            new.pool(watcher::Event::Apply(Self::named("named", json!({}))));
+            new.pool(watcher::Event::Apply(Self::referring("gw")));
+            new.gateway_pool(watcher::Event::Apply(Self::gateway("x")));
+            new
+        }
+
+        fn named(name: &str, spec: Value) -> InferencePool {
+            let mut pool = named_pool(name, spec);
+            pool.metadata.uid = Some(format!("{name}-uid"));
+            pool
+        }
+
+        fn referring(to: &str) -> InferencePool {
+            let reference = json!({"selector": null, "targetPorts": null, "gatewayPoolRef": {"name": to}});
+            Self::named("referring", reference)
+        }
+
+        fn gateway(tier: &str) -> GatewayPool {
+            serde_json::from_value(json!({
+                "apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool",
+                "metadata": {"name": "gw", "namespace": "models"},
+                "spec": {"selector": {"matchLabels": {"tier": tier}}, "targetPorts": [{"number": 8000}]},
+            }))
+            .expect("a gateway pool")
+        }
+
+        fn pool(&mut self, event: watcher::Event<InferencePool>) {
+            self.pools.apply_watcher_event(&event);
+            if let watcher::Event::Apply(pool) | watcher::Event::Delete(pool) = &event {
+                self.reach.pool_changed(pool);
+            }
+        }
+
+        fn gateway_pool(&mut self, event: watcher::Event<GatewayPool>) {
+            self.gateway_pools.apply_watcher_event(&event);
+            if let watcher::Event::Apply(pool) | watcher::Event::Delete(pool) = &event {
+                self.reach.gateway_pool_changed(pool);
+            }
+        }
+
+        /// What `named` says of itself, and which selectors its routers leave to others.
+        #[track_caller]
+        fn check(&self, why: &str, conflict: bool, foreign: &[&str]) {
+            let (stores, reports) = (&self.reach.stores, Reports::default());
+            let named = Self::named("named", json!({}));
+            let seen = pool::observe::observe(&named, None, stores, &reports, Timestamp::UNIX_EPOCH);
+            assert_eq!(pool::validate::validate(&named, &seen, &flags()).is_err(), conflict, "{why}");
+            let chat = sample_router(json!({"poolRef": {"name": "named"}}));
+            let seen = router::observe::observe(&chat, stores, &reports, Vec::new(), Timestamp::UNIX_EPOCH);
+            let valid = router::validate::validate(&chat, &seen, &flags()).expect("in order");
+            let tiers: Vec<_> =
+                valid.foreign_selectors.iter().map(|labels| labels["tier"].as_str()).collect();
+            assert_eq!(tiers, foreign, "{why}");
+        }
+
+        fn is_resolved(&self) -> bool {
+            self.reach.stores.pool("models", "referring").expect("there").unresolved.is_none()
+        }
+    }
+
+    #[test]
+    fn a_reference_that_gives_nothing_changes_no_other_pool() {
+        let mut world = Sharing::new();
+        world.check("both have the pod", true, &["x"]);
+        world.gateway_pool(watcher::Event::Delete(Sharing::gateway("x")));
+        assert!(!world.is_resolved(), "of nothing");
+        world.check("its pool is gone", true, &["x"]);
+        world.reach.everything();
+        world.check("all is listed anew", true, &["x"]);
+        world.presence.send_replace(Presence::NotInstalled);
+        world.reach.everything();
+        world.check("the kind is gone", true, &["x"]);
+        world.presence.send_replace(Presence::Listed);
+        world.gateway_pool(watcher::Event::Apply(Sharing::gateway("y")));
+        assert!(world.is_resolved());
+        world.check("its pool says something else", false, &["y"]);
+    }
+
+    #[test]
+    fn what_a_reference_gave_is_forgotten_with_it() {
+        let mut world = Sharing::new();
+        world.gateway_pool(watcher::Event::Delete(Sharing::gateway("x")));
+        world.pool(watcher::Event::Apply(Sharing::referring("another")));
+        world.check("another reference", false, &[]);
+        world.pool(watcher::Event::Apply(Sharing::referring("gw")));
+        world.check("the first again, which gives nothing", false, &[]);
+        let mut world = Sharing::new();
+        world.gateway_pool(watcher::Event::Delete(Sharing::gateway("x")));
+        world.pool(watcher::Event::Delete(Sharing::referring("gw")));
+        world.check("no such pool", false, &[]);
+        world.pool(watcher::Event::Apply(Sharing::referring("gw")));
+        world.check("made anew", false, &[]);
+        let mut own = Sharing::named("referring", json!({"selector": {"matchLabels": {"tier": "z"}}}));
+        own.spec.selector.match_labels.remove("app");
+        world.pool(watcher::Event::Apply(own));
+        world.check("a selector of its own", false, &["z"]);
+    }
 
     /// What was listed once stays, and a kind that cannot be read holds nobody up.
     #[test]
