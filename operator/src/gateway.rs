@@ -7,9 +7,10 @@
 //! written, neither its spec nor its `status.parents`, and nothing else of it is
 //! read: gateways and endpoint pickers keep it for themselves.
 //!
-//! The kind may be absent, or come and go: [`Presence`] says what the watch knows.
+//! The kind may be absent, or come and go: [`Presence`] says what the watch knows,
+//! and [`Remembered`] what other pools go by meanwhile.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kube::CustomResource;
@@ -18,6 +19,7 @@ use kvrouter_crds::InferencePool;
 use kvrouter_crds::conditions::Reason;
 use kvrouter_crds::config::MAX_TARGET_PORTS;
 use kvrouter_crds::pool::{InferencePoolSpec, LabelSelector, TargetPort};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -140,6 +142,63 @@ impl Resolved {
         let mut pool = InferencePool::clone(&pool);
         let unresolved = resolve(&mut pool, look_up);
         Self { pool: Arc::new(pool), unresolved }
+    }
+}
+
+/// What references gave last, by the uid of the pool that has the reference: pods
+/// of a pool do not leave it because its reference gives nothing for a while, and
+/// other pools must not act as if they had. Never more than there are pools; a new
+/// process begins with nothing.
+#[derive(Debug, Default)]
+pub struct Remembered(Mutex<HashMap<String, Given>>);
+
+#[derive(Clone, Debug)]
+struct Given {
+    /// Name of the gateway pool: of another one it says nothing.
+    by: String,
+    selector: LabelSelector,
+    target_ports: Vec<TargetPort>,
+}
+
+impl Remembered {
+    /// Takes in what references give now. `pools` are all that there are: others are
+    /// forgotten, and so is what another reference gave.
+    pub fn refresh(
+        &self,
+        pools: impl IntoIterator<Item = Arc<InferencePool>>,
+        resolved: impl Fn(Arc<InferencePool>) -> Resolved,
+    ) {
+        let mut all = self.0.lock();
+        let mut before = std::mem::take(&mut *all);
+        for pool in pools {
+            let Some(by) = pool.spec.gateway_pool_ref.as_ref().map(|reference| reference.name.clone()) else {
+                continue;
+            };
+            let uid = pool.metadata.uid.clone().unwrap_or_default();
+            let Resolved { pool, unresolved } = resolved(pool);
+            let given = match unresolved {
+                None => {
+                    let InferencePoolSpec { selector, target_ports, .. } = pool.spec.clone();
+                    Some(Given { by, selector, target_ports })
+                }
+                Some(_) => before.remove(&uid).filter(|given| given.by == by),
+            };
+            all.extend(given.map(|given| (uid, given)));
+        }
+    }
+
+    /// The pool as others see it: with what its reference gave last, if it gives nothing now.
+    pub fn seen_by_others(&self, resolved: Resolved) -> Arc<InferencePool> {
+        let Resolved { mut pool, unresolved } = resolved;
+        let InferencePoolSpec { gateway_pool_ref, selector, target_ports, .. } = &pool.spec;
+        let has_none = unresolved.is_some() && selector.is_empty() && target_ports.is_empty();
+        let (Some(reference), true) = (gateway_pool_ref, has_none) else { return pool };
+        let given = self.0.lock().get(pool.metadata.uid.as_deref().unwrap_or_default()).cloned();
+        if let Some(given) = given.filter(|given| given.by == reference.name) {
+            let spec = &mut Arc::make_mut(&mut pool).spec;
+            (spec.selector, spec.target_ports) = (given.selector, given.target_ports);
+        }
+        pool
     }
 }
 

@@ -63,8 +63,9 @@ fn complain(complaints: impl IntoIterator<Item = String>) -> ExitCode {
     ExitCode::from(BAD_SETTINGS)
 }
 
-/// Our own state changes; what libraries do is of no interest here.
-const DEFAULT_LOGS: &str = "info,kube=warn,kube_runtime=warn,kube_client=warn,tower=warn,hyper=warn";
+/// Our own state changes; what libraries do is of no interest here. `kube_runtime`
+/// warns of each attempt to watch without the right, of which we tell once.
+const DEFAULT_LOGS: &str = "info,kube=warn,kube_runtime=error,kube_client=warn,tower=warn,hyper=warn";
 
 /// Logs go to stderr; `RUST_LOG` chooses what.
 fn init_logs(json: bool) {

@@ -19,7 +19,7 @@ use kvrouter_crds::{GROUP, InferencePool, KvRouter};
 use tokio::sync::watch;
 
 use crate::facts::matches;
-use crate::gateway::{GatewayPool, Lookup, Presence, Resolved};
+use crate::gateway::{GatewayPool, Lookup, Presence, Remembered, Resolved};
 
 /// Label of everything that we own, and its value.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "kvrouter-operator");
@@ -60,6 +60,8 @@ pub struct Stores {
     pub gateway_pools: Store<GatewayPool>,
     /// Whether it has them.
     pub gateway: watch::Receiver<Presence>,
+    /// What it gave last to pools whose references give nothing now.
+    pub remembered: Arc<Remembered>,
 }
 
 /// The object of that name, if it is in the store.
@@ -102,16 +104,27 @@ impl Stores {
         get(&self.pools, namespace, name).map(|pool| self.resolved(pool))
     }
 
-    /// All pools of the namespace but the one of that name, in the same way, by name.
+    /// Remembers what references give now, for the time when they do not: to be
+    /// called whenever a pool of either kind has come, changed or gone.
+    pub fn remember(&self) {
+        self.remembered.refresh(self.pools.state(), |pool| self.resolved(pool));
+    }
+
+    fn seen_by_others(&self, pool: Arc<InferencePool>) -> Arc<InferencePool> {
+        self.remembered.seen_by_others(self.resolved(pool))
+    }
+
+    /// All pools of the namespace but the one of that name, as it sees them, by name.
     /// One without a selector matches nothing.
     pub fn other_pools(&self, namespace: &str, name: &str) -> Vec<Arc<InferencePool>> {
         let pools = list(&self.pools, namespace, |pool| pool.metadata.name.as_deref() != Some(name));
-        pools.into_iter().map(|pool| self.resolved(pool).pool).collect()
+        pools.into_iter().map(|pool| self.seen_by_others(pool)).collect()
     }
 
     /// Pools of the namespace whose selector `labels` satisfy.
     pub fn pools_of(&self, namespace: &str, labels: &BTreeMap<String, String>) -> Vec<Arc<InferencePool>> {
-        let pools = list(&self.pools, namespace, |_| true).into_iter().map(|pool| self.resolved(pool).pool);
+        let pools = list(&self.pools, namespace, |_| true).into_iter();
+        let pools = pools.map(|pool| self.seen_by_others(pool));
         pools.filter(|pool| matches(&pool.spec.selector.match_labels, Some(labels))).collect()
     }
 

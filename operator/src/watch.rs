@@ -41,6 +41,9 @@ const MIN_PAUSE: Duration = Duration::from_millis(500);
 const MAX_PAUSE: Duration = Duration::from_secs(8);
 /// Pause between two looks for a kind that the cluster does not have.
 const ABSENT_PAUSE: Duration = Duration::from_secs(10);
+/// Pause after it was answered that we have no right to read an optional kind: a
+/// role that is older than we are may stay so for good.
+const BARRED_PAUSE: Duration = Duration::from_secs(60);
 
 /// The queue of one kind: what shall be reconciled.
 pub struct Queue<K: Resource<DynamicType = ()>> {
@@ -99,6 +102,7 @@ impl Reach {
     /// All pools of the namespace look anew whether pods are claimed twice, and
     /// all routers of it whether their pool is accepted.
     fn pool_changed(&self, pool: &InferencePool) {
+        self.stores.remember();
         let namespace = pool.namespace().unwrap_or_default();
         self.pool(&namespace, &pool.name_any());
         list(&self.stores.pools, &namespace, |_| true)
@@ -177,6 +181,7 @@ impl Reach {
     }
 
     fn everything(&self) {
+        self.stores.remember();
         for pool in self.stores.pools.state() {
             self.pool(&pool.namespace().unwrap_or_default(), &pool.name_any());
         }
@@ -201,6 +206,8 @@ struct Kind<K> {
     thin: fn(&mut K),
     /// Whether the second differs from the first in anything that matters.
     matters: fn(&K, &K) -> bool,
+    /// Whether we work without the right to read it.
+    optional: bool,
     /// Whom to tell whether the cluster has the kind; none of those that it must have.
     presence: Option<watch::Sender<Presence>>,
 }
@@ -240,6 +247,7 @@ impl Watches {
             mount_failures,
             gateway_pools,
             gateway,
+            remembered: Arc::default(),
         };
         let reach = Arc::new(Reach { stores: stores.clone(), queues: Arc::clone(queues) });
         let mut start = Starter {
@@ -346,6 +354,20 @@ enum Change<'a, K> {
     Listed,
 }
 
+/// How a watch has fared since it worked last.
+struct Trouble {
+    /// How long to wait before it begins anew.
+    pause: Duration,
+    /// Whether the log has it.
+    told: bool,
+}
+
+impl Default for Trouble {
+    fn default() -> Self {
+        Self { pause: MIN_PAUSE, told: false }
+    }
+}
+
 /// Watches for ever.
 async fn run<K>(
     api: Api<K>,
@@ -358,7 +380,7 @@ async fn run<K>(
 {
     let store = writer.as_reader();
     let mut events = watcher(api.clone(), kind.config.clone()).boxed();
-    let (mut pause, mut told) = (MIN_PAUSE, false);
+    let mut trouble = Trouble::default();
     while let Some(event) = events.next().await {
         let event = match event {
             Ok(event) => event.modify(kind.thin),
@@ -370,22 +392,19 @@ async fn run<K>(
                 }
                 // What an installation of later has is another list, with versions of its own.
                 events = watcher(api.clone(), kind.config.clone()).boxed();
-                (pause, told) = (MIN_PAUSE, false);
+                trouble = Trouble::default();
                 tokio::time::sleep(ABSENT_PAUSE).await;
                 continue;
             }
             Err(error) => {
-                metrics.watch_failed(kind.name);
-                kind.failed(&error, pause);
-                let error = crate::chain(&error);
-                if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(kind = kind.name, error, "watch broke; trying again until it works");
-                }
-                tokio::time::sleep(pause).await;
-                pause = MAX_PAUSE.min(pause * 2);
+                tokio::time::sleep(kind.broke(&error, &mut trouble, &metrics)).await;
                 continue;
             }
         };
+        // The first is there before anything was asked, the second before all is.
+        if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
+            kind.works(&mut trouble);
+        }
         match &event {
             watcher::Event::Apply(new) => {
                 let old = store.get(&ObjectRef::from_obj(new));
@@ -406,10 +425,6 @@ async fn run<K>(
             watcher::Event::Init | watcher::Event::InitApply(_) => writer.apply_watcher_event(&event),
             watcher::Event::InitDone => {
                 writer.apply_watcher_event(&event);
-                if std::mem::replace(&mut told, false) {
-                    tracing::info!(kind = kind.name, "watch works again");
-                }
-                pause = MIN_PAUSE;
                 kind.found(Presence::Listed);
                 tell(Change::Listed);
             }
@@ -429,6 +444,31 @@ impl<K> Kind<K> {
         is_new
     }
 
+    /// Tells of a failure, the log once until the watch works again; returns how long
+    /// to wait. A missing right is counted once, too, where we work without it.
+    fn broke(&self, error: &watcher::Error, trouble: &mut Trouble, metrics: &Metrics) -> Duration {
+        let pause = trouble.pause;
+        self.failed(error, pause);
+        let is_barred = self.optional && is_forbidden(error);
+        let is_new = !std::mem::replace(&mut trouble.told, true);
+        if is_new || !is_barred {
+            metrics.watch_failed(self.name);
+        }
+        if is_new {
+            let error = crate::chain(error);
+            tracing::warn!(kind = self.name, error, "watch broke; trying again until it works");
+        }
+        trouble.pause = MAX_PAUSE.min(pause * 2);
+        if is_barred { BARRED_PAUSE } else { pause }
+    }
+
+    /// The next failure is another one.
+    fn works(&self, trouble: &mut Trouble) {
+        if std::mem::take(trouble).told {
+            tracing::info!(kind = self.name, "watch works again");
+        }
+    }
+
     /// A kind that may be absent and cannot be read must not hold up all others,
     /// but what was listed once stays.
     fn failed(&self, error: &watcher::Error, pause: Duration) {
@@ -443,32 +483,34 @@ impl<K> Kind<K> {
 /// Our own kinds: everything but the status matters, which we write ourselves.
 fn root<K: Resource>(name: &'static str) -> Kind<K> {
     let config = watcher::Config::default();
-    Kind { name, config, thin: thin::<K>, matters: asks_otherwise, presence: None }
+    Kind { name, config, thin: thin::<K>, matters: asks_otherwise, optional: false, presence: None }
 }
 
 /// Objects of all owners, thinned out.
 fn all<K: Resource + Clone + PartialEq>(name: &'static str, thin: fn(&mut K)) -> Kind<K> {
-    Kind { name, config: watcher::Config::default(), thin, matters: is_different, presence: None }
+    let config = watcher::Config::default();
+    Kind { name, config, thin, matters: is_different, optional: false, presence: None }
 }
 
 /// Objects that we own, whole.
 fn owned<K: Resource + Clone + PartialEq>(name: &'static str) -> Kind<K> {
     let config = watcher::Config::default().labels(&format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
-    Kind { name, config, thin: thin::<K>, matters: is_different, presence: None }
+    Kind { name, config, thin: thin::<K>, matters: is_different, optional: false, presence: None }
 }
 
 /// The one trouble of a pod that its status does not tell.
 fn mount_failures_of_pods() -> Kind<Event> {
     let config = watcher::Config::default().fields("involvedObject.kind=Pod,reason=FailedMount");
     let matters = |old: &Event, new: &Event| old.message != new.message;
-    Kind { name: "Event", config, thin: thin::<Event>, matters, presence: None }
+    Kind { name: "Event", config, thin: thin::<Event>, matters, optional: true, presence: None }
 }
 
 /// Pools of the Gateway API: what gateways write into their status does not matter.
 fn gateway_pools_if_any(presence: watch::Sender<Presence>) -> Kind<GatewayPool> {
     let config = watcher::Config::default();
     let matters = |old: &GatewayPool, new: &GatewayPool| old.spec != new.spec;
-    Kind { name: "GatewayPool", config, thin: thin::<GatewayPool>, matters, presence: Some(presence) }
+    let (name, presence) = ("GatewayPool", Some(presence));
+    Kind { name, config, thin: thin::<GatewayPool>, matters, optional: true, presence }
 }
 
 /// Versions change with things that were thinned out.
@@ -493,17 +535,185 @@ fn asks_otherwise<K: Resource>(old: &K, new: &K) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::jiff::Timestamp;
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::poller::Reports;
+    use crate::sample::{engine, flags, named_pool, router as sample_router};
+    use crate::{pool, router};
+
+    /// Two pools and a pod of both: `named` says so itself, `referring` by `gw`.
+    struct Sharing {
+        reach: Reach,
+        pools: Writer<InferencePool>,
+        gateway_pools: Writer<GatewayPool>,
+        presence: watch::Sender<Presence>,
+    }
+
+    impl Sharing {
+        fn new() -> Self {
+            let (pools, pools_writer) = reflector::store();
+            let (pods, mut pods_writer) = reflector::store();
+            let (gateway_pools, gateway_writer) = reflector::store();
+            let (presence, gateway) = watch::channel(Presence::Listed);
+            let depth = || IntGauge::new("depth", "objects").expect("a gauge");
+            let queues = Queues { pools: Queue::new(depth()).0, routers: Queue::new(depth()).0 };
+            let stores = Stores {
+                pools,
+                routers: reflector::store().0,
+                pods,
+                deployments: reflector::store().0,
+                stateful_sets: reflector::store().0,
+                services: reflector::store().0,
+                config_maps: reflector::store().0,
+                service_accounts: reflector::store().0,
+                role_bindings: reflector::store().0,
+                budgets: reflector::store().0,
+                mount_failures: reflector::store().0,
+                gateway_pools,
+                gateway,
+                remembered: Arc::default(),
+            };
+            let pod = engine("both", json!({"metadata": {"labels": {"tier": "x"}}}));
+            pods_writer.apply_watcher_event(&watcher::Event::Apply(Pod::clone(&pod)));
+            let reach = Reach { stores, queues: Arc::new(queues) };
+            let mut new = Self { reach, pools: pools_writer, gateway_pools: gateway_writer, presence };
+            new.pool(watcher::Event::Apply(Self::named("named", json!({}))));
+            new.pool(watcher::Event::Apply(Self::referring("gw")));
+            new.gateway_pool(watcher::Event::Apply(Self::gateway("x")));
+            new
+        }
+
+        fn named(name: &str, spec: Value) -> InferencePool {
+            let mut pool = named_pool(name, spec);
+            pool.metadata.uid = Some(format!("{name}-uid"));
+            pool
+        }
+
+        fn referring(to: &str) -> InferencePool {
+            let reference = json!({"selector": null, "targetPorts": null, "gatewayPoolRef": {"name": to}});
+            Self::named("referring", reference)
+        }
+
+        fn gateway(tier: &str) -> GatewayPool {
+            serde_json::from_value(json!({
+                "apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool",
+                "metadata": {"name": "gw", "namespace": "models"},
+                "spec": {"selector": {"matchLabels": {"tier": tier}}, "targetPorts": [{"number": 8000}]},
+            }))
+            .expect("a gateway pool")
+        }
+
+        fn pool(&mut self, event: watcher::Event<InferencePool>) {
+            self.pools.apply_watcher_event(&event);
+            if let watcher::Event::Apply(pool) | watcher::Event::Delete(pool) = &event {
+                self.reach.pool_changed(pool);
+            }
+        }
+
+        fn gateway_pool(&mut self, event: watcher::Event<GatewayPool>) {
+            self.gateway_pools.apply_watcher_event(&event);
+            if let watcher::Event::Apply(pool) | watcher::Event::Delete(pool) = &event {
+                self.reach.gateway_pool_changed(pool);
+            }
+        }
+
+        /// What `named` says of itself, and which selectors its routers leave to others.
+        #[track_caller]
+        fn check(&self, why: &str, conflict: bool, foreign: &[&str]) {
+            let (stores, reports) = (&self.reach.stores, Reports::default());
+            let named = Self::named("named", json!({}));
+            let seen = pool::observe::observe(&named, None, stores, &reports, Timestamp::UNIX_EPOCH);
+            assert_eq!(pool::validate::validate(&named, &seen, &flags()).is_err(), conflict, "{why}");
+            let chat = sample_router(json!({"poolRef": {"name": "named"}}));
+            let seen = router::observe::observe(&chat, stores, &reports, Vec::new(), Timestamp::UNIX_EPOCH);
+            let valid = router::validate::validate(&chat, &seen, &flags()).expect("in order");
+            let tiers: Vec<_> =
+                valid.foreign_selectors.iter().map(|labels| labels["tier"].as_str()).collect();
+            assert_eq!(tiers, foreign, "{why}");
+        }
+
+        fn is_resolved(&self) -> bool {
+            self.reach.stores.pool("models", "referring").expect("there").unresolved.is_none()
+        }
+    }
+
+    #[test]
+    fn a_reference_that_gives_nothing_changes_no_other_pool() {
+        let mut world = Sharing::new();
+        world.check("both have the pod", true, &["x"]);
+        world.gateway_pool(watcher::Event::Delete(Sharing::gateway("x")));
+        assert!(!world.is_resolved(), "of nothing");
+        world.check("its pool is gone", true, &["x"]);
+        world.reach.everything();
+        world.check("all is listed anew", true, &["x"]);
+        world.presence.send_replace(Presence::NotInstalled);
+        world.reach.everything();
+        world.check("the kind is gone", true, &["x"]);
+        world.presence.send_replace(Presence::Listed);
+        world.gateway_pool(watcher::Event::Apply(Sharing::gateway("y")));
+        assert!(world.is_resolved());
+        world.check("its pool says something else", false, &["y"]);
+    }
+
+    #[test]
+    fn what_a_reference_gave_is_forgotten_with_it() {
+        let mut world = Sharing::new();
+        world.gateway_pool(watcher::Event::Delete(Sharing::gateway("x")));
+        world.pool(watcher::Event::Apply(Sharing::referring("another")));
+        world.check("another reference", false, &[]);
+        world.pool(watcher::Event::Apply(Sharing::referring("gw")));
+        world.check("the first again, which gives nothing", false, &[]);
+        let mut world = Sharing::new();
+        world.gateway_pool(watcher::Event::Delete(Sharing::gateway("x")));
+        world.pool(watcher::Event::Delete(Sharing::referring("gw")));
+        world.check("no such pool", false, &[]);
+        world.pool(watcher::Event::Apply(Sharing::referring("gw")));
+        world.check("made anew", false, &[]);
+        let mut own = Sharing::named("referring", json!({"selector": {"matchLabels": {"tier": "z"}}}));
+        own.spec.selector.match_labels.remove("app");
+        world.pool(watcher::Event::Apply(own));
+        world.check("a selector of its own", false, &["z"]);
+    }
+
+    fn answer(code: u16) -> watcher::Error {
+        let status = kube::core::Status::failure("", "").with_code(code);
+        watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+    }
+
+    /// How often two failures of this code count, and how long is waited after each.
+    #[track_caller]
+    fn check_failures<K>(kind: &Kind<K>, code: u16, counted: u32, pauses: [Duration; 2]) {
+        let (metrics, mut trouble) = (Metrics::new().expect("registers"), Trouble::default());
+        let count = || {
+            let page = metrics.render().expect("renders");
+            let name = format!("watch_errors_total{{kind=\"{}\"}} ", kind.name);
+            page.lines().find_map(|line| line.split_once(&name)?.1.parse::<u32>().ok())
+        };
+        let waited = [(); 2].map(|()| kind.broke(&answer(code), &mut trouble, &metrics));
+        assert_eq!((count(), waited), (Some(counted), pauses), "{} {code}", kind.name);
+        kind.works(&mut trouble);
+        assert!(!trouble.told, "the next is told again");
+        kind.broke(&answer(code), &mut trouble, &metrics);
+        assert_eq!(count(), Some(counted + 1), "{} {code}: another one", kind.name);
+    }
+
+    #[test]
+    fn a_right_that_may_be_lacking_is_not_asked_for_all_the_time() {
+        let soon = [MIN_PAUSE, MIN_PAUSE * 2];
+        let gateway = gateway_pools_if_any(watch::channel(Presence::Unknown).0);
+        check_failures(&gateway, 403, 1, [BARRED_PAUSE; 2]);
+        check_failures(&gateway, 500, 2, soon);
+        check_failures(&mount_failures_of_pods(), 403, 1, [BARRED_PAUSE; 2]);
+        check_failures(&root::<KvRouter>("KvRouter"), 403, 2, soon);
+    }
 
     /// What was listed once stays, and a kind that cannot be read holds nobody up.
     #[test]
     fn an_optional_kind_is_known_before_it_can_be_read() {
         let (sender, presence) = watch::channel(Presence::Unknown);
         let kind = gateway_pools_if_any(sender);
-        let answer = |code: u16| {
-            let status = kube::core::Status::failure("", "").with_code(code);
-            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
-        };
         let after = |code, pause| {
             kind.failed(&answer(code), pause);
             *presence.borrow()

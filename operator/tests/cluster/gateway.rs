@@ -174,6 +174,13 @@ async fn resolves(world: &World) {
     world.create("InferencePool", "other", pool("vllm")).await;
     world.condition("InferencePool", "qwen", "Accepted", "False", "PoolConflict").await;
     world.condition("InferencePool", "other", "Accepted", "False", "PoolConflict").await;
+    // It does so, too, while the reference gives nothing.
+    world.delete("GatewayPool", "gw").await;
+    both_say(world, "False", "GatewayPoolNotFound").await;
+    world.settles().await;
+    world.condition("InferencePool", "other", "Accepted", "False", "PoolConflict").await;
+    world.create("GatewayPool", "gw", gateway_pool(json!({"app": "vllm"}), &[8000])).await;
+    world.set_status("GatewayPool", "gw", parents("Accepted")).await;
     world.delete("InferencePool", "other").await;
     world.condition("InferencePool", "qwen", "Accepted", "True", "Accepted").await;
 }
@@ -287,5 +294,8 @@ async fn a_missing_right_holds_up_nothing_else() {
     world.create("InferencePool", "own", pool("own")).await;
     world.create("KvRouter", "own", router("own")).await;
     world.appears("Deployment", "own-router").await;
-    assert!(operator.logs().contains("GatewayPool"), "{}", operator.logs());
+    let log = operator.logs();
+    assert_eq!(log.lines().filter(|line| line.contains("forbidden")).count(), 1, "told once: {log}");
+    let page = operator.page("/metrics").await.map(|(_, text)| text).unwrap_or_default();
+    assert!(page.contains("kvrouter_operator_watch_errors_total{kind=\"GatewayPool\"} 1\n"), "{page}");
 }
