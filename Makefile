@@ -94,7 +94,7 @@ peers: $(PARITY_STAMP) ## Compares index and decisions with dynamo-kv-router, pr
 	[ $$index = 0 ] && [ $$decision = 0 ]
 
 .PHONY: peers-http
-peers-http: $(PEERS_HTTP_STAMP) ## Compares whole routers over HTTP (sglang-router, smg, vllm-router): two tables, and out/peers/http.json. ARGS='--rounds 1'.
+peers-http: $(PEERS_HTTP_STAMP) ## Compares whole routers over HTTP (sglang-router, smg, vllm-router): tables, and out/peers/http.json. ARGS='--rounds 1'.
 	cargo build --release -p kvrouter-tests -p kvrouter-router -p kvrouter-operator -p engine-sim --bins
 	cargo run -q --release -p kvrouter-tests --bin beside -- --programs $(PEERS_HTTP)/bin $(ARGS)
 

@@ -25,7 +25,7 @@ pub const VERSION: u64 = 1;
 /// Most loads that are read of one message; writers begin another one before.
 pub const MAX_LOADS: usize = 4096;
 /// Largest number in a load. The sum over all replicas is exact in a receipt's JSON.
-pub const MAX_AMOUNT: u64 = 1 << 40;
+pub const MAX_AMOUNT: u64 = ROUND;
 /// Longest name of a worker: a host name and a port.
 const MAX_WORKER: usize = 261;
 /// How often a load that does not change is told again: three times in its lifetime.

@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::client::Client;
-use crate::demo::drive::body;
+use crate::demo::drive::{body, chats};
 use crate::demo::fleet::{Engines, Events, MODEL, PAGE_TOKENS, Router};
 use crate::demo::manifests;
 use crate::demo::results::Policy;
@@ -29,7 +29,7 @@ pub enum Contender {
     KvRouter,
     /// SGLang's router: remembers by text what it sent where.
     SglangRouter,
-    /// Shepherd Model Gateway, its successor: the same way.
+    /// What calls itself SGLang Model Gateway, as that one does: the same way.
     Smg,
     /// vLLM's router, the same way.
     VllmCacheAware,
@@ -74,19 +74,23 @@ impl Contender {
                 let router = Router::start(&settings, policy, &Events::Zmq, engines, logs).await?;
                 Running { url: chats(&router.addresses.http), process: router.process }
             }
-            _ => self.start_peer(programs, engines, logs)?,
+            Self::SglangRouter => self.start_peer(programs, "sglang-router", "cache_aware", engines, logs)?,
+            Self::Smg => self.start_peer(programs, "smg", "cache_aware", engines, logs)?,
+            Self::VllmCacheAware => self.start_peer(programs, "vllm-router", "cache_aware", engines, logs)?,
+            Self::VllmKvAware => self.start_peer(programs, "vllm-router", "kv_aware", engines, logs)?,
         };
         running.wait_until_it_answers().await?;
         Ok(running)
     }
 
-    fn start_peer(self, programs: &Path, engines: &Engines, logs: &Path) -> anyhow::Result<Running> {
-        let (program, policy) = match self {
-            Self::KvRouter | Self::SglangRouter => ("sglang-router", "cache_aware"),
-            Self::Smg => ("smg", "cache_aware"),
-            Self::VllmCacheAware => ("vllm-router", "cache_aware"),
-            Self::VllmKvAware => ("vllm-router", "kv_aware"),
-        };
+    fn start_peer(
+        self,
+        programs: &Path,
+        program: &str,
+        policy: &str,
+        engines: &Engines,
+        logs: &Path,
+    ) -> anyhow::Result<Running> {
         let mut command = Command::new(programs.join(program));
         if program != "vllm-router" {
             command.arg("launch");
@@ -97,7 +101,7 @@ impl Contender {
             .args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &metrics.to_string()])
             .args(["--policy", policy, "--worker-urls"])
             .args(engines.addresses.iter().map(|engine| format!("http://{}", engine.http)));
-        if self == Self::VllmKvAware {
+        if policy == "kv_aware" {
             command.args(["--kv-event-block-size", &PAGE_TOKENS.to_string(), "--kv-event-model", MODEL]);
             for engine in &engines.addresses {
                 let of = |socket: &str| format!("http://{}={socket}", engine.http);
@@ -142,10 +146,6 @@ impl Running {
             _ => bail!("{path}: no times"),
         }
     }
-}
-
-fn chats(address: &str) -> String {
-    format!("http://{address}/v1/chat/completions")
 }
 
 /// A port of loopback that nobody listens on now.

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::contenders::{Contender, Running};
 use super::median;
 use crate::client::Client;
-use crate::demo::drive::body;
+use crate::demo::drive::{body, chats};
 use crate::demo::fleet::Engines;
 
 /// Characters of the short chat.
@@ -57,7 +57,7 @@ pub async fn measure(programs: &Path, logs: &Path) -> anyhow::Result<Vec<Hop>> {
         routers.push((contender, contender.start(programs, &engines, logs).await?));
     }
     let direct = engines.addresses.first().context("there are engines")?;
-    let direct = format!("http://{}/v1/chat/completions", direct.http);
+    let direct = chats(&direct.http);
     let urls: Vec<&str> = std::iter::once(&direct)
         .chain(routers.iter().map(|(_, router)| &router.url))
         .map(String::as_str)

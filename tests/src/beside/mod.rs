@@ -1,6 +1,6 @@
 //! Routers side by side over HTTP: the demo's conversations through each, and what each costs.
 //!
-//! [`contenders`] starts them, each as its makers advise, [`hop`] measures what a router adds to a
+//! [`contenders`] starts them, each with its own defaults, [`hop`] measures what a router adds to a
 //! request. All stand before the same simulated engines. Nothing here passes or fails: it is a
 //! measurement, and the peers' releases are theirs to change.
 
@@ -12,18 +12,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::client::Client;
-use crate::demo::drive::drive;
+use crate::demo::drive::{Reach, drive, progress};
 use crate::demo::fleet::{self, Engines};
 use crate::demo::results::{PolicyResult, thousands};
 use crate::demo::workload::{Shape, Workload};
 use contenders::Contender;
 
-/// Our router and others, the same conversations, two tables.
+/// Our router and others: what a hop costs, and the same conversations through each.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "beside")]
 pub struct Options {
@@ -52,15 +51,6 @@ struct Scene {
     crowd: usize,
 }
 
-/// How users reach several routers.
-#[derive(Clone, Copy, Debug)]
-enum Reach {
-    /// A conversation stays with one: a client that keeps its connection.
-    Kept,
-    /// Each turn goes to another one than the turn before: a proxy that balances requests.
-    InTurn,
-}
-
 /// All, plainest first.
 const SCENES: [Scene; 5] = [
     Scene { name: "one router", routers: 1, reach: Reach::Kept, pages: fleet::PAGES, crowd: 1 },
@@ -84,7 +74,7 @@ struct Talked {
     rounds: Vec<PolicyResult>,
 }
 
-/// Measures all and prints two tables.
+/// Measures all, and prints a table of hops and one for each scene.
 pub async fn run(options: &Options) -> anyhow::Result<()> {
     let logs = options.out.join("logs");
     fs::create_dir_all(&logs).with_context(|| format!("failed to create {}", logs.display()))?;
@@ -138,14 +128,8 @@ async fn converse(
     }
     let urls: Vec<String> = routers.iter().map(|router| router.url.clone()).collect();
     let client = Client::new();
-    let style = ProgressStyle::with_template("{prefix:<24} [{bar:40}] {pos}/{len} requests, {elapsed}")
-        .context("bad progress template")?;
-    let requests = Some(workload.requests() as u64);
-    let bar = ProgressBar::with_draw_target(requests, ProgressDrawTarget::stderr())
-        .with_style(style)
-        .with_prefix(label);
-    let kept = matches!(scene.reach, Reach::Kept);
-    let driven = drive(&client, &urls, kept, label, workload, &bar).await;
+    let bar = progress(label, workload)?;
+    let driven = drive(&client, &urls, scene.reach, label, workload, &bar).await;
     bar.finish_and_clear();
     let driven = driven.with_context(|| format!("{label} failed; see {}", logs.display()))?;
     Ok(PolicyResult::new(label, &driven, engines.requests(&client).await?))

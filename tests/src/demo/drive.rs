@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -16,6 +16,15 @@ use tokio::time::Instant;
 use super::fleet::MODEL;
 use super::workload::{Conversation, Workload};
 use crate::client::{Chat, Client};
+
+/// How users reach several routers.
+#[derive(Clone, Copy, Debug)]
+pub enum Reach {
+    /// A conversation stays with one: a client that keeps its connection.
+    Kept,
+    /// Each turn goes to another one than the turn before: a proxy that balances requests.
+    InTurn,
+}
 
 /// Answers of a whole workload.
 #[derive(Clone, Debug)]
@@ -26,13 +35,26 @@ pub struct Driven {
     pub elapsed: Duration,
 }
 
-/// Talks through all of `workload` at `urls`: where `kept`, a conversation keeps the one that it
-/// began with, else it goes to the next one with each turn. Request ids are
+/// Where a router or an engine at `address` takes chats.
+pub fn chats(address: &str) -> String {
+    format!("http://{address}/v1/chat/completions")
+}
+
+/// A bar for all requests of `workload`. Hidden by itself where standard error is no terminal.
+pub fn progress(label: &'static str, workload: &Workload) -> anyhow::Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{prefix:<24} [{bar:40}] {pos}/{len} requests, {elapsed}")
+        .context("bad progress template")?
+        .progress_chars("=> ");
+    let bar = ProgressBar::with_draw_target(Some(workload.requests() as u64), ProgressDrawTarget::stderr());
+    Ok(bar.with_style(style).with_prefix(label))
+}
+
+/// Talks through all of `workload` at `urls`, which are reached by `reach`. Request ids are
 /// `demo-LABEL-CONVERSATION-TURN`. The first request that fails ends it.
 pub async fn drive(
     client: &Client,
     urls: &[String],
-    kept: bool,
+    reach: Reach,
     label: &str,
     workload: &Workload,
     bar: &ProgressBar,
@@ -50,8 +72,10 @@ pub async fn drive(
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(conversation) = conversations.get(number) else { return Ok(chats) };
                 let id = format!("demo-{label}-{number}");
-                let of_turn = |turn: usize| if kept { number } else { number + turn };
-                let url = |turn: usize| urls[of_turn(turn) % urls.len()].as_str();
+                let url = |turn: usize| match reach {
+                    Reach::Kept => urls[number % urls.len()].as_str(),
+                    Reach::InTurn => urls[(number + turn) % urls.len()].as_str(),
+                };
                 chats.extend(converse(&client, url, &id, conversation, &bar).await?);
             }
         });

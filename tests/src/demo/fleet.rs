@@ -11,7 +11,7 @@ use kvrouter_crds::config::RouterConfig;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::drive::body;
+use super::drive::{body, chats};
 use super::manifests::{self, Settings};
 use super::results::Policy;
 use crate::client::Client;
@@ -176,7 +176,7 @@ impl Fleet {
 
     /// Where the router takes chats.
     pub fn url(&self) -> String {
-        format!("http://{}/v1/chat/completions", self.router.addresses.http)
+        chats(&self.router.addresses.http)
     }
 
     /// The engines.

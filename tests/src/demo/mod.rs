@@ -16,10 +16,9 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::client::Client;
-use drive::drive;
+use drive::{Reach, drive, progress};
 use fleet::{Events, Fleet, Nats};
 use results::{Policy, PolicyResult};
 use workload::{Shape, Workload};
@@ -117,15 +116,9 @@ fn introduce(options: &Options, shape: &Shape, workload: &Workload, nats: Option
 async fn measure(policy: Policy, fleet: &Fleet, workload: &Workload) -> anyhow::Result<PolicyResult> {
     let name = policy.label();
     println!("{name:<16} {}", fleet.addresses());
-    let style = ProgressStyle::with_template("{prefix:<16} [{bar:40}] {pos}/{len} requests, {elapsed}")
-        .context("bad progress template")?
-        .progress_chars("=> ");
-    // Hidden by itself where standard error is no terminal.
-    let bar = ProgressBar::with_draw_target(Some(workload.requests() as u64), ProgressDrawTarget::stderr())
-        .with_style(style)
-        .with_prefix(name);
+    let bar = progress(name, workload)?;
     let client = Client::new();
-    let driven = drive(&client, &[fleet.url()], true, name, workload, &bar).await;
+    let driven = drive(&client, &[fleet.url()], Reach::Kept, name, workload, &bar).await;
     bar.finish_and_clear();
     let driven = driven.with_context(|| format!("{name} failed; see {}", fleet.router_log().display()))?;
     let per_worker = fleet.engines().requests(&client).await?;

@@ -12,6 +12,11 @@
 use super::Load;
 use crate::units::{BlockSize, Millis, Tokens};
 
+/// Where counts of sequences go round, so that they fit what routers tell each other.
+pub const ROUND: u64 = 1 << 40;
+/// A difference from here on is one below zero.
+const ROUND_HALF: u64 = ROUND / 2;
+
 /// What an engine says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineLoad {
@@ -57,9 +62,6 @@ impl Sent {
     }
 }
 
-/// Where counts of sequences go round, so that they fit what routers tell each other.
-pub const ROUND: u64 = 1 << 40;
-
 /// What was over of one router's sequences at the latest marks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Marks {
@@ -67,8 +69,6 @@ pub struct Marks {
     /// At the latest mark, the one before, and the one before that.
     left: [u64; 3],
 }
-
-const ROUND_HALF: u64 = ROUND / 2;
 
 impl Marks {
     /// Sets a mark.
